@@ -15,9 +15,9 @@
 
 namespace heed::cli {
 
-// How the function of a row is related to the reference, which says how to read its error: exact attention differs by
-// rounding, an approximation by the pairs that it leaves out, and another function in all that it computes, so that no
-// error says how good a model trained with it would be.
+// The relation of a row's function to the reference, which determines the meaning of its error. Exact attention differs
+// by rounding, and an approximation by the pairs that it leaves out. Another function differs in everything, so its
+// error does not predict the quality of a model that is trained with it.
 enum class Kind { kExact, kApproximate, kOther };
 
 const char* Name(Kind kind);  // "exact", "approximate", "other"

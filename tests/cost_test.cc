@@ -17,7 +17,7 @@ namespace {
 
 // A kernel processes at most 64 rows at a time, and tiles of keys on a grid of at most 128. A block visits the union of
 // the keys that its rows see, each run of keys separately and clipped to that union; it visits keys between two runs
-// only if both runs meet in one tile.
+// only if both runs are in one tile.
 constexpr double kBlockRows = 64, kTileKeys = 128;
 
 // A mask by its definition, where p is the query's position, and the maximal number of pairs that a row visits in vain.

@@ -187,7 +187,7 @@ TEST_P(CudaBackwardTest, ARowOfTheMostNegativeBiasHasFiniteGradients) {
 class CudaBiasGradientTest : public CudaBackwardTest {};
 
 // Every broadcast of a bias, with more tiles than one, more sequences than a launch takes, and packed.
-TEST_P(CudaBiasGradientTest, AGradientOfABiasIsTheSumOverWhatItRepeats) {
+TEST_P(CudaBiasGradientTest, AGradientOfABiasIsTheSumOverItsBroadcastAxes) {
   constexpr Sizes kSize = {2, 66, 70, 2, 1, 16, 16};
   for (int repeats = 0; repeats < 16; ++repeats) {
     if (LeavesOut(7)) continue;
@@ -340,7 +340,7 @@ TEST_P(CudaBackwardTest, TensorsOfSeveralDevicesAreRefused) {
   EXPECT_THAT(backward(device_lse.view(), dq.view()), HasSubstr("dq is on the CPU, expected cuda:0 as q"));
 }
 
-TEST(CudaLibraryTest, MemoryThatThereIsNotIsSaid) {
+TEST(CudaLibraryTest, MissingMemoryIsReported) {
   cuda::Library library = *cuda::EmulatedDevice().library();
   library.allocate = [](int32_t, void*, size_t, void**) -> const char* { return "out of memory"; };
   cuda::Replace(&library);

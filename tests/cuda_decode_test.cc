@@ -123,7 +123,7 @@ TEST_P(CudaDecodeTest, RandomProblemsAgreeWithTheReference) {
   });
 }
 
-TEST_P(CudaDecodeTest, AgreesWithTheReferenceAtBordersOfSegments) {
+TEST_P(CudaDecodeTest, AgreesWithTheReferenceAtSegmentBoundaries) {
   std::vector<Options> all = MasksAndCap();
   all.emplace_back().window = {600, 0};
   all.back().sink_tokens = 5;
@@ -478,7 +478,7 @@ TEST_P(CudaPagesTest, NoPagesAtAllGiveEmptyRows) {
   EXPECT_EQ(results.lse.Get({1, 1, 1}), -kInfinity);
 }
 
-TEST_P(CudaPagesTest, WhatItDoesNotTakeIsSaid) {
+TEST_P(CudaPagesTest, UnsupportedInputsAreNamed) {
   const Problem p = Plain(DType::kBF16, {2, 1, 40, 2, 1, 16, 16}, 3);
   const PagedProblem pages(p, {0, 0}, {40, 20}, 16, false, 3);
   const DeviceTensor q(*GetParam(), p.in.q), k(*GetParam(), pages.k_pool.view()), v(*GetParam(), pages.v_pool.view());

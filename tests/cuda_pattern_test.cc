@@ -82,7 +82,7 @@ TEST_P(CudaPatternTest, KeysMayBeginInATile) {
 }
 
 // Most tiles are masked, and with them whole segments of 512 keys, of which small-M blocks compute no split.
-TEST_P(CudaPatternTest, MostKeysAreNobodys) {
+TEST_P(CudaPatternTest, MostKeysAreKeptByNoRow) {
   for (const int64_t rows : {1, 5, 70}) {
     if (LeavesOut(2)) continue;
     Problem p = Plain(DType::kBF16, {2, rows, 2100, 2, 1, 16, 16}, 7);
@@ -123,8 +123,8 @@ TEST_P(CudaPatternTest, LongSegmentsHaveTheBitsOfPackedSequences) {
   p.options.segments_q = p.options.segments_k = ConstTensorView(ids.data(), DType::kI32, {1, 256});
   const Results segments = Run(p);
   Problem packed = Plain(DType::kBF16, {1, 256, 256, 2, 1, 64, 64}, 7);
-  const int32_t borders[] = {0, 128, 256};
-  packed.options.cu_seqlens_q = ConstTensorView(borders, DType::kI32, {3});
+  const int32_t offsets[] = {0, 128, 256};
+  packed.options.cu_seqlens_q = ConstTensorView(offsets, DType::kI32, {3});
   packed.lse.sizes = {2, 256};
   EXPECT_TRUE(SameBits(segments.o.view(), Run(packed).o.view()));
 }

@@ -101,7 +101,7 @@ TEST_P(CudaSsdTest, TensorsOfSeveralDevicesAreRefused) {
   EXPECT_THAT(refusal(t.Views(), t.host_o.view()), HasSubstr("o is on the CPU, expected cuda:0"));
 }
 
-TEST_P(CudaSsdTest, WhatItDoesNotTakeIsSaid) {
+TEST_P(CudaSsdTest, UnsupportedInputsAreNamed) {
   const auto refusal = [&](DType dtype, int64_t N, bool skips) {
     const Tensors t(*GetParam(), dtype, N);
     ssd::Inputs in = t.Views();

@@ -161,7 +161,7 @@ TEST_P(CudaTest, AValueThatIsNotFiniteReachesThoseWhoSeeItAlone) {
 }
 
 // f32 numbers that round to infinity in bf16, and infinities, in products of splits.
-TEST_P(CudaTest, NumbersOfF32ThatPiecesDoNotHoldAreMultipliedWhole) {
+TEST_P(CudaTest, F32NumbersThatOverflowTheirBF16SplitsAreMultipliedExactly) {
   for (const double large : {static_cast<double>(std::numeric_limits<float>::max()), -kInfinity}) {
     for (const int64_t queries : {5, 70}) {
       Problem p = Plain(DType::kF32, {1, queries, 130, 1, 1, 64, 40}, 9);
@@ -294,7 +294,7 @@ std::string Refusal(Context& ctx, const Inputs& in, const Options& options, cons
   return what;
 }
 
-TEST_P(CudaTest, WhatItDoesNotTakeIsSaid) {
+TEST_P(CudaTest, UnsupportedInputsAreNamed) {
   const TestDevice& device = *GetParam();
   const auto refusal = [&](DType dtype, const Sizes& sizes, const Options& options) {
     const Problem p = Plain(dtype, sizes, 1);
@@ -351,7 +351,7 @@ TEST_P(CudaTest, AStreamOfAnotherDeviceIsRefused) {
               HasSubstr("the Context's stream is of another device, expected one of cuda:0"));
 }
 
-TEST_P(CudaTest, ADeviceThatIsNotThereIsSaid) {
+TEST_P(CudaTest, AMissingDeviceIsReported) {
   const Problem p = Plain(DType::kBF16, {1, 4, 4, 1, 1, 16, 16}, 1);
   const auto moved = [&](const ConstTensorView& t) {
     return ConstTensorView(t.data(), t.dtype(), t.sizes(), t.strides(), {DeviceType::kCuda, 99});
@@ -380,7 +380,7 @@ const char* SmallDevice(int32_t, cuda::DeviceFacts* facts) {
 }
 const char* NoDriver(int32_t, cuda::DeviceFacts*) { return "no driver is installed"; }
 
-TEST(CudaLibraryTest, WhatIsMissingIsSaid) {
+TEST(CudaLibraryTest, MissingInputsAreNamed) {
   const auto refusal = [](const char* (*examine)(int32_t, cuda::DeviceFacts*), int64_t channels,
                           DType dtype = DType::kBF16) {
     const cuda::Library library = {.version = "0",

@@ -58,7 +58,7 @@ TEST(EmulatedAmxTiles, LargeChunksAgreeWithTheReferenceEmulatedOrNot) {
 }
 
 // Several units of keys, as the AMX pipeline takes them.
-TEST(EmulatedAmxTiles, PipelinesForgetWhatDecaysSay) {
+TEST(EmulatedAmxTiles, PipelinesApplyDecays) {
   const EmulateAmx tiles;
   const OpEntry attention = FindOp("attention");
   for (const char* pass : {"forward", "backward"}) {

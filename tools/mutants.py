@@ -38,7 +38,7 @@ FILES = ("heed/core", "heed/engines", "heed/io", "heed/layers", "heed/model", "h
 LEFT_ALONE = re.compile(r".*(_test|_case|_reference)(_internal)?\.\w+|.*/(tests|cases)/.*")
 NOT_HERE = "-" + ":".join((
     "CostTest.AWindowCostsWhatAWindowContains",  # measures time
-    # These need matrix tiles, which the one target of this build does not have.
+    # Tests that need AMX, which the only target of this build does not have.
     "KernelsTest.EveryDTypeButF64GetsMatrixTilesWhereTheseAre",
     "KernelsTest.Int8KeysGetProductsOfBytesWhereTheCPUHasThem",
     "KernelsTest.TheTargetIsTheOneThatTheContextAllows"))
@@ -49,7 +49,7 @@ class MutantError(Exception):
 
 
 class CompileError(MutantError):
-    """It does not compile."""
+    """A mutant does not compile."""
 
 
 def tracked_files():
@@ -102,7 +102,7 @@ def mutants_of(patterns):
 
 
 class Includes:
-    """Who includes whom, to find the tests that are near a file."""
+    """The include graph, with which tests near a file are found."""
 
     TEST = re.compile(r"^(TYPED_)?TEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\)", re.M)
 

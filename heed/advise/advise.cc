@@ -59,20 +59,20 @@ class Adviser {
   explicit Adviser(const Request& request) : request_(request) {}
 
   Advice Run() {
-    const Question question = AskedOf();
+    const Question question = MakeQuestion();
     advice_.length = length_;
     advice_.sample_tokens = request_.source ? sample_ : 0;
     advice_.sizes = At(length_);
     if (request_.source) ComputeExact();
-    Candidates of_attention = AttentionCandidates(question);
-    std::erase_if(of_attention, [&](const auto& candidate) { return !IsWanted(candidate->mechanism); });
+    Candidates attention_candidates = AttentionCandidates(question);
+    std::erase_if(attention_candidates, [&](const auto& candidate) { return !IsWanted(candidate->mechanism); });
     std::vector<OpEntry> ops = AllOps();
     std::erase_if(ops, [&](const OpEntry& op) {
       return op.call == nullptr || !TakesQkv(op) || op.name == "attention" || op.name == "certified_attention" ||
              !IsWanted(op.name);
     });
-    count_ = of_attention.size() + ops.size() * request_.dtypes.size();
-    for (const std::unique_ptr<Candidate>& candidate : of_attention) {
+    count_ = attention_candidates.size() + ops.size() * request_.dtypes.size();
+    for (const std::unique_ptr<Candidate>& candidate : attention_candidates) {
       Progress(candidate->mechanism + " " + candidate->options, candidate->dtype);
       const NamedTensors& tensors = request_.source ? Qkv(candidate->dtype) : nothing_;
       Try(candidate->mechanism, tensors.file, [&] { AddRow(*candidate, tensors); });
@@ -138,7 +138,7 @@ class Adviser {
   }
 
   // The question to candidates: sizes, length and sample, for which they restrict attention.
-  Question AskedOf() {
+  Question MakeQuestion() {
     sizes_ = request_.sizes;
     if (request_.source) {
       const NamedTensors set = request_.source(kQkv, {});
@@ -233,9 +233,9 @@ class Adviser {
     if (request_.model == nullptr) return std::nullopt;
     double seconds = 0;
     for (const Part& part : candidate.Parts(ctx, At(tokens), kept)) {
-      const std::optional<double> of_part = request_.model->Predict(part.work, part.load);
-      if (!of_part) return std::nullopt;
-      seconds += *of_part;
+      const std::optional<double> part_seconds = request_.model->Predict(part.work, part.load);
+      if (!part_seconds) return std::nullopt;
+      seconds += *part_seconds;
     }
     return seconds;
   }

@@ -132,7 +132,7 @@ TEST_F(AdviseTest, AnErrorBudgetKeepsWhatIsClose) {
   EXPECT_THAT(other->reason, AllOf(HasSubstr("times the budget"), HasSubstr("another function")));
 }
 
-TEST_F(AdviseTest, MemoryGrowsWithTheLengthThatIsAskedFor) {
+TEST_F(AdviseTest, MemoryGrowsWithTheRequestedLength) {
   Price(1, {});
   request_.length = kTokens;
   const Advice brief = Advise(request_);
@@ -186,7 +186,7 @@ TEST_F(AdviseTest, ShapesWithoutAModelAreRefusedWithWhatToDo) {
                                              "from: run heed advise --calibrate once, in less than two minutes"));
 }
 
-TEST_F(AdviseTest, WhatIsMissingIsSaid) {
+TEST_F(AdviseTest, MissingInputsAreNamed) {
   const Advice advice = Advise(request_);
   EXPECT_THAT(advice.left_out, Contains(Pair("delta_rule", "needs beta too: give them by these names")));
   EXPECT_EQ(Find(advice, "delta_rule"), nullptr);
@@ -196,7 +196,7 @@ TEST_F(AdviseTest, WhatIsMissingIsSaid) {
   EXPECT_THAT(with.left_out, Not(Contains(Key("delta_rule"))));
 }
 
-TEST_F(AdviseTest, WhatNobodyGaveIsAssumedAndSaidSo) {
+TEST_F(AdviseTest, MissingFactsAreAssumedAndReported) {
   const Advice advice = Advise(request_);
   EXPECT_THAT(Find(advice, "gla")->assumed, testing::ElementsAre("log_decay"));
   Add("log_decay", {1, kTokens, 2, 8});
@@ -245,7 +245,7 @@ TEST_F(AdviseTest, SixteenBitsAreComparedWithTheNumbersThatWereGiven) {
   EXPECT_LT(error, 2e-2);
 }
 
-TEST(SampleTest, ASampleTakesTheTimeThatThereIs) {
+TEST(SampleTest, ASampleUsesTheAvailableTime) {
   EXPECT_EQ(SampleTokens(1000, 5, 10), 1000);
   EXPECT_EQ(SampleTokens(1000, 40, 10), 448);  // half, in multiples of 64
   EXPECT_EQ(SampleTokens(100000, 1e9, 1), 64);

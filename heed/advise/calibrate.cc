@@ -283,7 +283,7 @@ Calibration FitOf(const std::vector<Measured>& measured) {
   Calibration calibration;
   calibration.calls = std::ssize(measured);
   CostModel& model = calibration.model;
-  for (const auto& [work, of_work] : observations) model.fits[work] = Fit(of_work);
+  for (const auto& [work, samples] : observations) model.fits[work] = Fit(samples);
   for (const Measured& call : measured) {
     if (!call.held_out) continue;
     HeldOut held = {call.what};

@@ -28,7 +28,7 @@ const std::vector<InputSpec> kQkv = {{"q", "BTHK"}, {"k", "BTGK"}, {"v", "BTGV"}
 
 constexpr Sizes kSizes = {2, 160, 160, 4, 2, 16, 24};
 
-Question Asked(Purpose purpose, bool causal = true) {
+Question QuestionOf(Purpose purpose, bool causal = true) {
   Question question;
   question.purpose = purpose;
   question.exact.causal = causal;
@@ -105,7 +105,7 @@ class CandidateTest : public testing::Test {
 };
 
 TEST_F(CandidateTest, ExactAttentionAndItsWindowsAreWhatTheySay) {
-  const Candidates candidates = AttentionCandidates(Asked(Purpose::kPrefill));
+  const Candidates candidates = AttentionCandidates(QuestionOf(Purpose::kPrefill));
   EXPECT_LT(ErrorOf(Find(candidates, "causal"), Attention(tensors_, [](int64_t i, int64_t j) { return j <= i; })),
             1e-6);
   EXPECT_LT(
@@ -115,17 +115,17 @@ TEST_F(CandidateTest, ExactAttentionAndItsWindowsAreWhatTheySay) {
     const Buffer expected = Attention(tensors_, [&](int64_t i, int64_t j) { return j <= i && j > i - width; });
     EXPECT_LT(ErrorOf(Find(candidates, "causal window " + std::to_string(width - 1) + ",0"), expected), 1e-6) << width;
   }
-  const Candidates full = AttentionCandidates(Asked(Purpose::kPrefill, false));
+  const Candidates full = AttentionCandidates(QuestionOf(Purpose::kPrefill, false));
   const Buffer expected = Attention(tensors_, [](int64_t i, int64_t j) { return std::abs(i - j) <= 16; });
   EXPECT_LT(ErrorOf(Find(full, "window 16,16"), expected), 1e-6);
 }
 
 TEST_F(CandidateTest, CachesDecodeTheLastTokens) {
-  const Candidates candidates = AttentionCandidates(Asked(Purpose::kDecode));
+  const Candidates candidates = AttentionCandidates(QuestionOf(Purpose::kDecode));
   const Buffer exact = Attention(tensors_, [](int64_t i, int64_t j) { return j <= i; });
   EXPECT_LT(ErrorOf(Find(candidates, "cache"), exact), 1e-6);
-  const double of_bytes = ErrorOf(Find(candidates, "int8 cache"), exact);
-  EXPECT_THAT(of_bytes, AllOf(Ge(1e-4), Le(2e-2)));
+  const double int8_error = ErrorOf(Find(candidates, "int8 cache"), exact);
+  EXPECT_THAT(int8_error, AllOf(Ge(1e-4), Le(2e-2)));
   const Buffer near = Attention(tensors_, [](int64_t i, int64_t j) { return j <= i && j > i - 32; });
   EXPECT_LT(ErrorOf(Find(candidates, "ring, window 32"), near), 1e-6);
   EXPECT_LT(ErrorOf(Find(candidates, "epsilon 0.02 sketch"), exact), 0.05);
@@ -134,7 +134,7 @@ TEST_F(CandidateTest, CachesDecodeTheLastTokens) {
 
 TEST_F(CandidateTest, StagesCanRunAgainAndAgain) {
   for (const Purpose purpose : {Purpose::kPrefill, Purpose::kTraining, Purpose::kDecode}) {
-    for (const auto& candidate : AttentionCandidates(Asked(purpose))) {
+    for (const auto& candidate : AttentionCandidates(QuestionOf(purpose))) {
       const Call call = Ran(*candidate, ctx_, tensors_);
       const Buffer before(call.o.dtype(), call.o.sizes(), Placement::kAligned);
       std::ranges::copy(Elements(call.o), before.as<float>());
@@ -149,7 +149,7 @@ TEST_F(CandidateTest, StagesCanRunAgainAndAgain) {
 
 TEST_F(CandidateTest, PartsAreAsManyAsStages) {
   for (const Purpose purpose : {Purpose::kPrefill, Purpose::kTraining, Purpose::kDecode}) {
-    for (const auto& candidate : AttentionCandidates(Asked(purpose))) {
+    for (const auto& candidate : AttentionCandidates(QuestionOf(purpose))) {
       const Call call = Ran(*candidate, ctx_, tensors_);
       const std::vector<Part> parts = candidate->Parts(ctx_, kSizes, call.kept());
       ASSERT_EQ(parts.size(), call.stages.size()) << candidate->options;
@@ -170,7 +170,7 @@ TEST_F(CandidateTest, TheShareThatTopBlocksKeepIsKnownBeforehand) {
   Numbers numbers(kLonger, DType::kF32);
   const TensorMap tensors = numbers.For(kQkv);
   for (const bool causal : {true, false}) {
-    Question question = Asked(Purpose::kPrefill, causal);
+    Question question = QuestionOf(Purpose::kPrefill, causal);
     question.sizes = kLonger;
     const Candidates candidates = AttentionCandidates(question);
     for (const char* options : {"top_blocks(7, 64, mean)", "top_blocks(3, 64, mean)", "top_blocks(3, 64, box)"}) {
@@ -186,7 +186,7 @@ TEST_F(CandidateTest, TheShareThatTopBlocksKeepIsKnownBeforehand) {
 }
 
 TEST_F(CandidateTest, LoadsOfDenseAttentionAreItsPairsAndProducts) {
-  Question question = Asked(Purpose::kPrefill, false);
+  Question question = QuestionOf(Purpose::kPrefill, false);
   const Candidates candidates = AttentionCandidates(question);
   const Load load = Find(candidates, "full").Parts(ctx_, kSizes, 1)[0].load;
   EXPECT_DOUBLE_EQ(load.at("row"), 2 * 4 * 160);
@@ -196,7 +196,7 @@ TEST_F(CandidateTest, LoadsOfDenseAttentionAreItsPairsAndProducts) {
 }
 
 TEST_F(CandidateTest, MemoryOfCachesIsThatOfTheirPages) {
-  for (const auto& candidate : AttentionCandidates(Asked(Purpose::kDecode))) {
+  for (const auto& candidate : AttentionCandidates(QuestionOf(Purpose::kDecode))) {
     Sizes longer = kSizes;
     longer.Tq = longer.Tk = 6400;
     const Memory memory = candidate->MemoryAt(ctx_, longer, 1);
@@ -210,8 +210,8 @@ TEST_F(CandidateTest, MemoryOfCachesIsThatOfTheirPages) {
   }
 }
 
-TEST_F(CandidateTest, RestrictionsAreForWhatHasNone) {
-  Question question = Asked(Purpose::kPrefill);
+TEST_F(CandidateTest, RestrictedCallsGetNoFurtherRestrictions) {
+  Question question = QuestionOf(Purpose::kPrefill);
   question.exact.window = {31, 0};
   question.threads = 1;
   const Candidates candidates = AttentionCandidates(question);
@@ -226,7 +226,7 @@ TEST_F(CandidateTest, RestrictionsAreForWhatHasNone) {
 
 TEST_F(CandidateTest, WithoutTensorsNothingIsThereWhoseChoiceDependsOnThem) {
   for (const Purpose purpose : {Purpose::kPrefill, Purpose::kTraining, Purpose::kDecode}) {
-    Question question = Asked(purpose);
+    Question question = QuestionOf(purpose);
     question.has_tensors = false;
     for (const auto& candidate : AttentionCandidates(question)) EXPECT_FALSE(candidate->chooses) << candidate->options;
   }

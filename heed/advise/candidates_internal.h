@@ -17,7 +17,7 @@ namespace heed::advise {
 
 // Tensors of these sizes without memory.
 attention::Inputs InputsOf(const Sizes& sizes, DType dtype);
-attention::Inputs InputsOf(const TensorMap& tensors);  // r takes the place of q for RWKV
+attention::Inputs InputsOf(const TensorMap& tensors);  // RWKV has r instead of q
 Sizes SizesOf(const attention::Inputs& in);
 
 double SizeIn(DType dtype);       // bytes per element

@@ -56,7 +56,7 @@ TEST(CostModelTest, UnitsThatWereNotFittedCostNothing) {
   EXPECT_EQ(Predict({{"call", 1}, {"flop", 2}}, {}), 1);
 }
 
-TEST(CostModelTest, AModelPredictsWhatItHasFits) {
+TEST(CostModelTest, AModelPredictsWorkThatItHasFitsFor) {
   CostModel model;
   model.fits[{"gla prefill", DType::kF32, 2}] = {{"call", 1e-6}, {"flop", 1e-9}};
   EXPECT_DOUBLE_EQ(*model.Predict({"gla prefill", DType::kF32, 2}, {{"flop", 1000}}), 2e-6);

@@ -129,7 +129,7 @@ TEST(RankTest, ReasonsSayWhatAReaderHasToKnow) {
   EXPECT_THAT(rows[0].reason, HasSubstr("; sees no later token"));
 }
 
-TEST(RankTest, AnErrorThatNobodyKnowsIsNotWithinABudget) {
+TEST(RankTest, AnUnknownErrorIsNotWithinABudget) {
   std::vector<Row> rows = {RowOf("broken", 1e-3, kUnknown, 1), RowOf("exact", 2e-3, 1e-7, 1)};
   Rank({}, true, rows);
   EXPECT_THAT(Names(rows), ElementsAre("broken", "exact"));

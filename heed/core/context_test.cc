@@ -202,7 +202,7 @@ TEST(ContextTest, ScratchWorksAgainAfterItFailed) {
   EXPECT_NE(ctx.Scratch(1), nullptr);
 }
 
-TEST(ContextTest, StrictIsOffUntilAskedFor) {
+TEST(ContextTest, StrictIsOffByDefault) {
   Context ctx(1);
   EXPECT_FALSE(ctx.strict());
   ctx.set_strict(true);

@@ -1,4 +1,4 @@
-// Choice of a SIMD target. This is the only file that asks Highway which targets there are.
+// Choice of a SIMD target. This is the only file that reads the list of targets from Highway.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "hwy/highway.h"

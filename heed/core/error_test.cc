@@ -9,7 +9,7 @@
 namespace heed {
 namespace {
 
-TEST(ErrorTest, EachIsTheStandardExceptionThatItsNamePromises) {
+TEST(ErrorTest, EachDerivesFromTheStandardExceptionThatItsNameSuggests) {
   EXPECT_THROW(throw InvalidArgument("x"), std::invalid_argument);
   EXPECT_THROW(throw Unsupported("x"), std::runtime_error);
   EXPECT_THROW(throw InternalError("x"), std::logic_error);

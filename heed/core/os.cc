@@ -85,7 +85,7 @@ std::string RequestAmx() {
   __get_cpuid_count(7, 0, &a, &b, &c, &d);
   if ((d & kTileBits) != kTileBits) return "this CPU has none";
   __get_cpuid(1, &a, &b, &c, &d);
-  uint32_t saved = 0, unused = 0;  // features that the system saves; CPUID says whether it can be asked
+  uint32_t saved = 0, unused = 0;  // features that the system saves, if CPUID reports that XGETBV exists
   if ((c & 1u << 27) != 0) asm volatile("xgetbv" : "=a"(saved), "=d"(unused) : "c"(0));
   constexpr uint32_t kTileStates = 1u << 17 | 1u << 18;
   if ((saved & kTileStates) != kTileStates) return "the system does not save them";

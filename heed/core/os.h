@@ -17,7 +17,7 @@ HEED_API int NumUsableCpus();
 // "AMD EPYC 9B14", or "unknown CPU".
 HEED_API std::string CpuName();
 
-// True if this CPU has AMX with bf16 and the system lets this process use it. The system is asked once. If false,
+// True if this CPU has AMX with bf16 and the system lets this process use it. The system is queried once. If false,
 // WhyNoAmx() says what is missing.
 HEED_API bool HasAmx();
 HEED_API std::string WhyNoAmx();

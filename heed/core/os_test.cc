@@ -168,7 +168,7 @@ TEST(OsTest, PinsAThreadToACpuThatExists) {
 }
 
 #if defined(__linux__)
-TEST(OsTest, SymbolsOfLibrariesAreFoundOrItIsSaidWhereTheyWereLookedFor) {
+TEST(OsTest, SymbolsOfLibrariesAreFoundOrTheErrorNamesTheSearchedPlaces) {
   std::string why_not;
   EXPECT_NE(os::LoadSymbol("libm.so.6", "cos", &why_not), nullptr) << why_not;
   EXPECT_EQ(os::LoadSymbol("libm.so.6", "no_such_symbol", &why_not), nullptr);

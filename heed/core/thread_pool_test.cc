@@ -147,7 +147,7 @@ TEST(ThreadPoolTest, ManyWorkersAreNoMoreThreadsThanTheMachineRuns) {
   EXPECT_LE(NumThreads(), before + std::max(8, os::NumUsableCpus()));
 }
 
-TEST(ThreadPoolTest, ThreadsThatNobodyNeedsLeaveAndComeAgain) {
+TEST(ThreadPoolTest, UnusedThreadsExitAndAreStartedAgain) {
   if (NumThreads() == 0) GTEST_SKIP() << "no /proc";
   Context few(2), many(8);
   EXPECT_TRUE(EveryTaskOnce(many, 100));

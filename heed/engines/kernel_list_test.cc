@@ -56,7 +56,7 @@ TEST(KernelListTest, ARecurrenceGetsTheKernelOfItsForm) {
   recurrence::Problem p = Recurrence(DType::kBF16);
   EXPECT_EQ(chosen(p), "recurrence_f32");
   EXPECT_EQ(Why(recurrence::kDeltaF32, ctx, p), "computes delta rules");
-  EXPECT_EQ(Why(recurrence::kChannels, ctx, p), "computes means per channel");
+  EXPECT_EQ(Why(recurrence::kChannels, ctx, p), "computes weighted means per channel");
   EXPECT_EQ(Why(recurrence::kAmx, ctx, p), "needs AMX");
   p.normalize = true;
   EXPECT_EQ(Why(recurrence::kAmx, ctx, p), "computes no feature maps and no normalisers");
@@ -68,7 +68,7 @@ TEST(KernelListTest, ARecurrenceGetsTheKernelOfItsForm) {
   p.delta = recurrence::Delta::kNone;
   p.channels = true;
   EXPECT_EQ(chosen(p), "recurrence_channels");
-  EXPECT_EQ(Why(recurrence::kRecurrenceF64, ctx, p), "computes no means per channel");
+  EXPECT_EQ(Why(recurrence::kRecurrenceF64, ctx, p), "computes no weighted means per channel");
 }
 
 TEST(KernelListTest, AScanGetsTheKernelOfItsRule) {
@@ -87,7 +87,7 @@ TEST(KernelListTest, AScanGetsTheKernelOfItsRule) {
   }
   EXPECT_EQ(Why(scan::kSelectiveF32, ctx, Scan(DType::kF32, scan::Rule::kTaps)), "computes selective scans");
   EXPECT_EQ(Why(scan::kConvolutionFourier, ctx, Scan(DType::kF32, scan::Rule::kTaps)),
-            "gains from longer sequences and more taps");
+            "is faster only for longer sequences and more taps");
 }
 
 }  // namespace

@@ -14,25 +14,25 @@ using reference::Array;
 namespace {
 
 // Rotates each sequence of a call separately, with positions from 0: some scalings depend on its length.
-Array TurnedBySequence(const Array& x, const CacheRotary& rotary, const Call& call) {
+Array RotatedBySequence(const Array& x, const CacheRotary& rotary, const Call& call) {
   const int64_t B = x.sizes[0], T = x.sizes[1], row = x.sizes[2] * x.sizes[3];
-  Array turned(x.sizes);
-  const auto turn = [&](int64_t begin, int64_t end) {  // rows of B T
+  Array rotated(x.sizes);
+  const auto rotate = [&](int64_t begin, int64_t end) {  // rows of B T
     std::vector<int64_t> positions(static_cast<size_t>(end - begin));
     std::iota(positions.begin(), positions.end(), 0);
     const std::vector<int64_t> sizes = {1, end - begin, x.sizes[2], x.sizes[3]};
     RotaryReference(ConstTensorView(x.values.data() + begin * row, DType::kF64, sizes),
                     ConstTensorView(positions.data(), DType::kI64, {end - begin}), rotary.pairs, rotary.options,
-                    TensorView(turned.values.data() + begin * row, DType::kF64, sizes));
+                    TensorView(rotated.values.data() + begin * row, DType::kF64, sizes));
   };
   const auto integer = [](const ConstTensorView& t, int64_t i) {
     return LoadAsInt64(t.dtype(), t.data(), i * t.stride(0));
   };
   for (int64_t b = 0; b < B && !call.cu_seqlens; ++b)
-    turn(b * T, b * T + (call.lengths ? integer(call.lengths, b) : T));
+    rotate(b * T, b * T + (call.lengths ? integer(call.lengths, b) : T));
   for (int64_t i = 0; call.cu_seqlens && i + 1 < call.cu_seqlens.size(0); ++i)
-    turn(integer(call.cu_seqlens, i), integer(call.cu_seqlens, i + 1));
-  return turned;
+    rotate(integer(call.cu_seqlens, i), integer(call.cu_seqlens, i + 1));
+  return rotated;
 }
 
 }  // namespace
@@ -82,13 +82,13 @@ void GroupedQueryAttention::Reference(const Config& config, const Weights& weigh
   const auto project = [&](const std::string& name, int64_t count) {
     return Product(rows, weights, {name + "_proj", count * dim, config.bias}).Channels(0, count * dim, {count, dim});
   };
-  const auto turned = [&](const std::string& name, int64_t count) {
+  const auto rotated = [&](const std::string& name, int64_t count) {
     Array heads_of = project(name, count);
     if (config.qk_norm)
       heads_of = RmsNorm(heads_of, reference::Tensor(weights, name + "_norm.weight", {dim}), config.norm_eps);
-    return config.rotary ? TurnedBySequence(heads_of, *config.rotary, call) : heads_of;
+    return config.rotary ? RotatedBySequence(heads_of, *config.rotary, call) : heads_of;
   };
-  const Array q = turned("q", heads), k = turned("k", kv_heads), v = project("v", kv_heads);
+  const Array q = rotated("q", heads), k = rotated("k", kv_heads), v = project("v", kv_heads);
   attention::Options options;
   options.causal = config.causal;
   options.align = attention::Align::kTopLeft;

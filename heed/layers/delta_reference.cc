@@ -89,7 +89,7 @@ void LatentAttention::Reference(const Config& config, const Weights& weights, co
   const Array c =
       RmsNorm(both.Channels(0, latent), Tensor(weights, "kv_a_layernorm.weight", {latent}), config.norm_eps);
   const std::vector<int64_t> positions = reference::Positions(B, T, call);
-  const auto turned = [&](const Array& part) {
+  const auto rotated = [&](const Array& part) {
     Array result(part.sizes);
     RotaryOptions options = config.rotary;
     options.dim.reset();
@@ -97,8 +97,8 @@ void LatentAttention::Reference(const Config& config, const Weights& weights, co
                     result.view());
     return result;
   };
-  const Array q_r = turned(q.Channels(nope, nope + rope)),
-              k_r = turned(both.Channels(latent, latent + rope, {1, rope}));
+  const Array q_r = rotated(q.Channels(nope, nope + rope)),
+              k_r = rotated(both.Channels(latent, latent + rope, {1, rope}));
   const Array expanded =
       Product(c, weights, {"kv_b_proj", H * (nope + value), false}).Reshaped({B, T, H, nope + value});
   const Array v = expanded.Channels(nope, nope + value);

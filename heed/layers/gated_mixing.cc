@@ -35,7 +35,7 @@ Config Completed(Config config) {
 
 // Sizes must agree with each other, and a state must fit into memory: files may request any size.
 void CheckSizes(const MixingMechanism& of, const Config& config) {
-  if (std::ranges::any_of(of.arguments, &MixingArgument::turned) && config.key_dim % 2 != 0) {
+  if (std::ranges::any_of(of.arguments, &MixingArgument::rotated) && config.key_dim % 2 != 0) {
     Fail(kLayer, "config.key_dim", "is " + std::to_string(config.key_dim),
          "an even number: channels are rotated in pairs");
   }
@@ -157,10 +157,10 @@ void GatedMixing::Compute(Context& ctx, const Tokens& tokens, const float* x, fl
     if (argument.unit) Normalise(ctx, rows, H, size, all, data);
     ConstTensorView heads = Heads(data, tokens, H, size, all);
     if (per_head) heads = ConstTensorView(data, DType::kF32, {B, T, H}, {T * all, all, int64_t{1}});
-    if (argument.turned && !(of.is_attention() && state != nullptr)) {  // a cache rotates the keys that it takes
-      const TensorView turned = Heads(frame.Floats(rows * H * size), tokens, H, size, H * size);
-      Rotary(ctx, heads, Positions(frame, tokens, state), Rotation().pairs, Rotation().options, turned);
-      heads = turned;
+    if (argument.rotated && !(of.is_attention() && state != nullptr)) {  // a cache rotates the keys that it takes
+      const TensorView rotated = Heads(frame.Floats(rows * H * size), tokens, H, size, H * size);
+      Rotary(ctx, heads, Positions(frame, tokens, state), Rotation().pairs, Rotation().options, rotated);
+      heads = rotated;
     }
     if (argument.name != kShare) {
       in.Add(argument.name, heads);

@@ -43,11 +43,11 @@ void GatedMixing::Reference(const Config& config, const Weights& weights, const 
     a = Map(a, [&](double value) { return Mapped(argument.map, value); });
     a.sizes = argument.constant ? std::vector<int64_t>{H} : std::vector<int64_t>{B, T, H};
     if (argument.size != MixingArgument::kHead) a.sizes.push_back(size);
-    if (argument.turned) {
-      Array turned(a.sizes);
+    if (argument.rotated) {
+      Array rotated(a.sizes);
       RotaryReference(a.view(), ConstTensorView(positions.data(), DType::kI64, {B, T}), RotaryPairs::kHalfSplit, {},
-                      turned.view());
-      a = turned;
+                      rotated.view());
+      a = rotated;
     }
     for (int64_t begin = 0; argument.unit && begin < std::ssize(a.values); begin += size) {
       double squares = 0;

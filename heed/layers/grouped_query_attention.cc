@@ -56,30 +56,30 @@ GroupedQueryAttention::GroupedQueryAttention(const Config& config, const Weights
   }
   out_ = weights.Matrix({"o_proj", width(), config.output_bias}, queries);
   if (config.rotary) {
-    const RotaryOptions& turn = config.rotary->options;
+    const RotaryOptions& options = config.rotary->options;
     // Throws for invalid options.
-    ScaledRotaryFrequencies(turn.dim.value_or(config_.head_dim), turn.base, turn.scaling, 0);
+    ScaledRotaryFrequencies(options.dim.value_or(config_.head_dim), options.base, options.scaling, 0);
   }
 }
 
-bool GroupedQueryAttention::CacheTurns() const {
+bool GroupedQueryAttention::CacheRotates() const {
   return config_.rotary && !DependsOnLength(config_.rotary->options.scaling.rope_type);
 }
 
-TensorView GroupedQueryAttention::Turned(Context& ctx, Frame& frame, const Tokens& tokens,
-                                         const ConstTensorView& positions, const ConstTensorView& heads) const {
+TensorView GroupedQueryAttention::Rotated(Context& ctx, Frame& frame, const Tokens& tokens,
+                                          const ConstTensorView& positions, const ConstTensorView& heads) const {
   const int64_t count = heads.size(2), dim = heads.size(3);
-  const TensorView turned = Heads(frame.Floats(tokens.rows() * count * dim), tokens, count, dim, count * dim);
-  const auto turn = [&](int64_t begin, int64_t end) {
+  const TensorView rotated = Heads(frame.Floats(tokens.rows() * count * dim), tokens, count, dim, count * dim);
+  const auto rotate = [&](int64_t begin, int64_t end) {
     Rotary(ctx, heads.Slice(1, begin, end), positions.Slice(1, begin, end), config_.rotary->pairs,
-           config_.rotary->options, turned.Slice(1, begin, end));
+           config_.rotary->options, rotated.Slice(1, begin, end));
   };
-  if (tokens.packed.empty() || CacheTurns()) {
-    turn(0, tokens.T);
+  if (tokens.packed.empty() || CacheRotates()) {
+    rotate(0, tokens.T);
   } else {  // packed sequences have different lengths
-    for (size_t i = 0; i + 1 < tokens.packed.size(); ++i) turn(tokens.packed[i], tokens.packed[i + 1]);
+    for (size_t i = 0; i + 1 < tokens.packed.size(); ++i) rotate(tokens.packed[i], tokens.packed[i + 1]);
   }
-  return turned;
+  return rotated;
 }
 
 State GroupedQueryAttention::MakeState(const StateOptions& options) const {
@@ -92,7 +92,7 @@ State GroupedQueryAttention::MakeState(const StateOptions& options) const {
   cache.dim = config_.head_dim;
   cache.capacity = options.capacity;
   cache.page = options.page;
-  if (CacheTurns()) cache.rotary = config_.rotary;
+  if (CacheRotates()) cache.rotary = config_.rotary;
   state.keys.emplace(cache);
   return state;
 }
@@ -128,15 +128,15 @@ void GroupedQueryAttention::Compute(Context& ctx, const Tokens& tokens, const fl
   }
   float* o = frame.Floats(rows * queries);
   const TensorView out = Heads(o, tokens, config_.heads, dim, queries);
-  TensorView of_queries = Heads(q, tokens, config_.heads, dim, all),
-             of_keys = Heads(k, tokens, config_.kv_heads, dim, all);
+  TensorView q_heads = Heads(q, tokens, config_.heads, dim, all),
+             k_heads = Heads(k, tokens, config_.kv_heads, dim, all);
   const ConstTensorView values = Heads(k + keys, tokens, config_.kv_heads, dim, all);
-  if (config_.rotary && !(state != nullptr && CacheTurns())) {
+  if (config_.rotary && !(state != nullptr && CacheRotates())) {
     const ConstTensorView positions = Positions(frame, tokens, state);
-    of_queries = Turned(ctx, frame, tokens, positions, of_queries);
-    of_keys = Turned(ctx, frame, tokens, positions, of_keys);
+    q_heads = Rotated(ctx, frame, tokens, positions, q_heads);
+    k_heads = Rotated(ctx, frame, tokens, positions, k_heads);
   }
-  AttendSelf(ctx, tokens, state, of_queries, of_keys, values, OptionsOf(config_), out);
+  AttendSelf(ctx, tokens, state, q_heads, k_heads, values, OptionsOf(config_), out);
   out_.Rows(ctx, o, queries, rows, y, width());
 }
 

@@ -57,9 +57,9 @@ class HEED_API GroupedQueryAttention : public Layer {
                         const TensorView& y);
 
  private:
-  bool CacheTurns() const;  // true if the cache rotates keys when it takes them
-  TensorView Turned(Context& ctx, Frame& frame, const Tokens& tokens, const ConstTensorView& positions,
-                    const ConstTensorView& heads) const;
+  bool CacheRotates() const;  // true if the cache rotates keys when it takes them
+  TensorView Rotated(Context& ctx, Frame& frame, const Tokens& tokens, const ConstTensorView& positions,
+                     const ConstTensorView& heads) const;
 
   Config config_;
   Linear in_, out_;

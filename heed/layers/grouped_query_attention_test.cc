@@ -61,26 +61,26 @@ class LengthDependentRotaryTest : public testing::TestWithParam<RopeType> {
   }
 
   // Heads of rows [1, T], rotated in calls that end at `bounds`, each by the length that it reaches.
-  Array Turned(const Array& rows, const std::string& name, int64_t heads, const std::vector<int64_t>& bounds) const {
+  Array Rotated(const Array& rows, const std::string& name, int64_t heads, const std::vector<int64_t>& bounds) const {
     const Array all = reference::Product(rows, random_.weights(), {name + "_proj", heads * kDim, false})
                           .Reshaped({1, rows.sizes[1], heads, kDim});
-    Array turned(all.sizes);
+    Array rotated(all.sizes);
     int64_t begin = 0;
     for (const int64_t end : bounds) {
       std::vector<int64_t> positions(static_cast<size_t>(end - begin));
       std::iota(positions.begin(), positions.end(), begin);
-      TensorView to = turned.view();
+      TensorView to = rotated.view();
       RotaryReference(all.view().Slice(1, begin, end), List(positions), config_.rotary->pairs, config_.rotary->options,
                       to.Slice(1, begin, end));
       begin = end;
     }
-    return turned;
+    return rotated;
   }
 
   // The expected outputs of one sequence in calls that end at `bounds`.
   Array Expected(const Buffer& x, const std::vector<int64_t>& bounds) const {
     const Array rows(x.view());
-    const Array q = Turned(rows, "q", kHeads, bounds), k = Turned(rows, "k", kKeyHeads, bounds);
+    const Array q = Rotated(rows, "q", kHeads, bounds), k = Rotated(rows, "k", kKeyHeads, bounds);
     const Array v = reference::Product(rows, random_.weights(), {"v_proj", kKeyHeads * kDim, false})
                         .Reshaped({1, rows.sizes[1], kKeyHeads, kDim});
     attention::Options options;
@@ -97,14 +97,14 @@ class LengthDependentRotaryTest : public testing::TestWithParam<RopeType> {
   GroupedQueryAttention layer_{config_, random_.weights()};
 };
 
-TEST_P(LengthDependentRotaryTest, WholeCallsAreTurnedByTheirLength) {
+TEST_P(LengthDependentRotaryTest, WholeCallsAreRotatedByTheirLength) {
   for (const int64_t T : {kOriginal - 1, kOriginal, kOriginal + 1, kT}) {
     const Buffer x = Rows({1, T, kWidth});
     EXPECT_LT(Error(Result(x.view()).view(), std::as_const(*this).Expected(x, {T}).view()), 5e-6) << T;
   }
 }
 
-TEST_P(LengthDependentRotaryTest, ACallTurnsItsTokensByTheLengthThatItReachesAndNoOthers) {
+TEST_P(LengthDependentRotaryTest, ACallRotatesItsTokensByTheLengthThatItReachesAndNoOthers) {
   const Buffer x = Rows({1, kT, kWidth});
   const std::vector<int64_t> bounds = {4, 5, kOriginal, kOriginal + 1, 10, kT};
   const Array expected = Expected(x, bounds);

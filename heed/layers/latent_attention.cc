@@ -69,8 +69,8 @@ void LatentAttention::Check(const Tokens& tokens, const State* state) const {
   if (tokens.call.mask && state != nullptr) Fail(op.c_str(), "mask", "is given with a state", "one of the two");
 }
 
-// `turned` [B, T, heads, rope] holds the rotated channels of q, which replace those in q.
-void LatentAttention::AttendExpanded(Context& ctx, const Tokens& tokens, float* q, const ConstTensorView& turned,
+// `rotated` [B, T, heads, rope] holds the rotated channels of q, which replace those in q.
+void LatentAttention::AttendExpanded(Context& ctx, const Tokens& tokens, float* q, const ConstTensorView& rotated,
                                      const float* latents, float* o) const {
   const int64_t rows = tokens.rows(), heads = config_.heads, nope = config_.nope, rope = config_.rope,
                 value = config_.value;
@@ -79,10 +79,10 @@ void LatentAttention::AttendExpanded(Context& ctx, const Tokens& tokens, float* 
   float* both = frame.Floats(rows * heads * pair);
   kv_b_.Rows(ctx, latents, row, rows, both, heads * pair);
   float* k = frame.Floats(rows * heads * query);
-  const float* of_queries = turned.as<float>();
+  const float* rotated_queries = rotated.as<float>();
   ctx.ParallelFor(rows, [&](int64_t i, int) {
     for (int64_t head = 0; head < heads; ++head) {
-      std::copy_n(of_queries + (i * heads + head) * rope, rope, q + (i * heads + head) * query + nope);
+      std::copy_n(rotated_queries + (i * heads + head) * rope, rope, q + (i * heads + head) * query + nope);
       float* key = k + (i * heads + head) * query;
       std::copy_n(both + (i * heads + head) * pair, nope, key);
       std::copy_n(latents + i * row + config_.latent, rope, key + nope);
@@ -101,7 +101,7 @@ void LatentAttention::AttendExpanded(Context& ctx, const Tokens& tokens, float* 
       options, {.o = Heads(o, tokens, heads, value, heads * value), .lse = {}});
 }
 
-void LatentAttention::AttendAbsorbed(Context& ctx, const Tokens& tokens, const float* q, const ConstTensorView& turned,
+void LatentAttention::AttendAbsorbed(Context& ctx, const Tokens& tokens, const float* q, const ConstTensorView& rotated,
                                      const State& state, float* o) const {
   const int64_t rows = tokens.rows(), heads = config_.heads, rope = config_.rope, latent = config_.latent,
                 row = latent + rope;
@@ -109,10 +109,10 @@ void LatentAttention::AttendAbsorbed(Context& ctx, const Tokens& tokens, const f
   Frame frame;
   float* among = frame.Floats(rows * heads * row);  // queries projected to latents
   MultiplyHeads(ctx, to_latent_, {q, heads * query, query}, rows, {among, heads * row, row});
-  const float* of_queries = turned.as<float>();
+  const float* rotated_queries = rotated.as<float>();
   ctx.ParallelFor(rows, [&](int64_t i, int) {
     for (int64_t head = 0; head < heads; ++head) {
-      std::copy_n(of_queries + (i * heads + head) * rope, rope, among + (i * heads + head) * row + latent);
+      std::copy_n(rotated_queries + (i * heads + head) * rope, rope, among + (i * heads + head) * row + latent);
     }
   });
   float* sums = frame.Floats(rows * heads * latent);
@@ -161,8 +161,8 @@ void LatentAttention::Compute(Context& ctx, const Tokens& tokens, const float* x
                       {tokens.T * stride, stride, from, int64_t{1}});
   };
   Rotary(ctx, part(raw + latent, 1, row, row), positions, config_.pairs, rotary, part(latents + latent, 1, row, row));
-  const TensorView turned = part(frame.Floats(rows * heads * rope), heads, heads * rope, rope);
-  Rotary(ctx, part(q + config_.nope, heads, heads * query, query), positions, config_.pairs, rotary, turned);
+  const TensorView rotated = part(frame.Floats(rows * heads * rope), heads, heads * rope, rope);
+  Rotary(ctx, part(q + config_.nope, heads, heads * query, query), positions, config_.pairs, rotary, rotated);
 
   const bool begins =
       state == nullptr || std::ranges::all_of(state->lengths(), [](int64_t length) { return length == 0; });
@@ -170,9 +170,9 @@ void LatentAttention::Compute(Context& ctx, const Tokens& tokens, const float* x
     state->latents->Append(ConstTensorView(latents, DType::kF32, {tokens.B, tokens.T, row}), tokens.counts);
   float* o = frame.Floats(rows * heads * config_.value);
   if (begins) {
-    AttendExpanded(ctx, tokens, q, turned, latents, o);
+    AttendExpanded(ctx, tokens, q, rotated, latents, o);
   } else {
-    AttendAbsorbed(ctx, tokens, q, turned, *state, o);
+    AttendAbsorbed(ctx, tokens, q, rotated, *state, o);
   }
   out_.Rows(ctx, o, heads * config_.value, rows, y, width());
 }

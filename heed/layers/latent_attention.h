@@ -54,9 +54,9 @@ class HEED_API LatentAttention : public Layer {
                         const TensorView& y);
 
  private:
-  void AttendExpanded(Context& ctx, const Tokens& tokens, float* q, const ConstTensorView& turned, const float* latents,
-                      float* o) const;
-  void AttendAbsorbed(Context& ctx, const Tokens& tokens, const float* q, const ConstTensorView& turned,
+  void AttendExpanded(Context& ctx, const Tokens& tokens, float* q, const ConstTensorView& rotated,
+                      const float* latents, float* o) const;
+  void AttendAbsorbed(Context& ctx, const Tokens& tokens, const float* q, const ConstTensorView& rotated,
                       const State& state, float* o) const;
 
   Config config_;

@@ -148,9 +148,9 @@ void LinearAttention::Compute(Context& ctx, const Tokens& tokens, const float* x
   if (config_.rotary) {
     const ConstTensorView positions = Positions(frame, tokens, state);
     for (ConstTensorView* part : {&queries, &keys_of_heads}) {
-      const TensorView turned(frame.Floats(rows * keys), DType::kF32, {B, T, H, K});
-      Rotary(ctx, *part, positions, RotaryPairs::kHalfSplit, *config_.rotary, turned);
-      *part = turned;
+      const TensorView rotated(frame.Floats(rows * keys), DType::kF32, {B, T, H, K});
+      Rotary(ctx, *part, positions, RotaryPairs::kHalfSplit, *config_.rotary, rotated);
+      *part = rotated;
     }
   }
   NamedViews in;

@@ -38,11 +38,11 @@ void LinearAttention::Reference(const Config& config, const Weights& weights, co
       for (int64_t i = 0; i < K; ++i) (*part)[begin + i] /= std::sqrt(squares);
     }
     if (!config.rotary) continue;
-    Array turned(part->sizes);
+    Array rotated(part->sizes);
     const std::vector<int64_t> positions = reference::Positions(B, T, call);
     RotaryReference(part->view(), ConstTensorView(positions.data(), DType::kI64, {B, T}), RotaryPairs::kHalfSplit,
-                    *config.rotary, turned.view());
-    *part = turned;
+                    *config.rotary, rotated.view());
+    *part = rotated;
   }
   Array decay, beta;
   if (of.decay == LinearMechanism::kHead) decay = Product(rows, weights, {"gk_proj", H, true});

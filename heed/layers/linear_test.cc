@@ -68,19 +68,19 @@ TEST(LinearTest, BitsOfARowDependNeitherOnItsNeighboursNorOnThreads) {
   }
 }
 
-TEST(LinearTest, PartsStandOneBelowTheOther) {
+TEST(LinearTest, PartsAreConcatenated) {
   const Buffer a = Buffer(DType::kF32, {70, 9}).FillNormal(1), b = Buffer(DType::kF32, {9, 5}).FillNormal(2),
                bias = Buffer(DType::kF32, {5}).FillNormal(3), x = Buffer(DType::kF32, {2, 9}).FillNormal(4);
-  const ConstTensorView turned(b.view().data(), DType::kF32, {5, 9}, {1, 5});
+  const ConstTensorView transposed(b.view().data(), DType::kF32, {5, 9}, {1, 5});
   Context ctx(1);
   const Linear both(std::array{LinearPart{a.view(), {}, false}, LinearPart{b.view(), bias.view(), true}});
   const Buffer y = Multiply(ctx, both, x);
   EXPECT_TRUE(SameBits(y.view().Slice(1, 0, 70), Multiply(ctx, Linear(a.view()), x).view()));
-  EXPECT_TRUE(SameBits(y.view().Slice(1, 70, 75), Multiply(ctx, Linear(turned, bias.view()), x).view()));
+  EXPECT_TRUE(SameBits(y.view().Slice(1, 70, 75), Multiply(ctx, Linear(transposed, bias.view()), x).view()));
   EXPECT_EQ(both.outputs(), 75);
 }
 
-TEST(LinearTest, RowsMayLieApart) {
+TEST(LinearTest, RowsMayHaveStrides) {
   const Buffer w = Buffer(DType::kF32, {33, 12}).FillNormal(1), x = Buffer(DType::kF32, {9, 20}).FillNormal(2);
   const Buffer y(DType::kF32, {9, 50}), dense(DType::kF32, {9, 12});
   for (int64_t r = 0; r < 9; ++r) {

@@ -24,7 +24,7 @@ Argument::Size SizeOf(std::string_view axes) {
 std::vector<Argument> ArgumentsOf(const recurrent::Definition& definition) {
   const auto is_required = [](const mechanism::Tensor& tensor) { return !tensor.optional; };
   // Where nothing decays, positions are known from rotated queries and keys alone.
-  const bool turned = std::ranges::none_of(definition.table.tensors, [&](const mechanism::Tensor& tensor) {
+  const bool rotated = std::ranges::none_of(definition.table.tensors, [&](const mechanism::Tensor& tensor) {
     return is_required(tensor) && tensor.role != Role::kQuery && tensor.role != Role::kKey &&
            tensor.role != Role::kValue;
   });
@@ -33,9 +33,9 @@ std::vector<Argument> ArgumentsOf(const recurrent::Definition& definition) {
     if (!is_required(tensor) || tensor.role == Role::kReadKey) continue;
     Argument argument = {.name = tensor.name, .size = SizeOf(tensor.axes), .constant = !tensor.over_tokens()};
     switch (tensor.role) {
-      case Role::kQuery: argument.turned = turned; break;
+      case Role::kQuery: argument.rotated = rotated; break;
       case Role::kKey:
-        argument.turned = turned;
+        argument.rotated = rotated;
         argument.unit = definition.delta() != recurrence::Delta::kNone;
         break;
       case Role::kLogDecay: argument.map = ArgumentMap::kLogSigmoid; break;
@@ -53,8 +53,8 @@ std::vector<Argument> ArgumentsOf(const recurrent::Definition& definition) {
 }
 
 std::vector<MixingMechanism> MakeTable() {
-  const Argument q = {.name = "q", .size = Argument::kKey, .turned = true},
-                 k = {.name = "k", .size = Argument::kKey, .turned = true}, v = {.name = "v", .size = Argument::kValue};
+  const Argument q = {.name = "q", .size = Argument::kKey, .rotated = true},
+                 k = {.name = "k", .size = Argument::kKey, .rotated = true}, v = {.name = "v", .size = Argument::kValue};
   std::vector<MixingMechanism> table = {{"none", {v}}, {"attention", {q, k, v}}};
   for (const char* name : kRecurrences) table.push_back({name, ArgumentsOf(RecurrenceNamed(name).definition)});
   return table;

@@ -22,7 +22,7 @@ struct MixingArgument {
   Size size;
   ArgumentMap map = ArgumentMap::kNone;
   bool constant = false;  // given by the bias alone
-  bool turned = false;    // rotated by position
+  bool rotated = false;   // rotated by position
   bool unit = false;      // normalised to norm 1
 
   bool has_bias() const { return constant || map != ArgumentMap::kNone; }

@@ -138,15 +138,15 @@ Array Convolved(const Array& x, const Weights& weights, const std::string& name,
                 const Call& call) {
   const int64_t channels = x.last();
   const Array weight = Tensor(weights, name + ".weight", {channels, 1, taps}).Reshaped({channels, taps});
-  Array of_bias({channels});
-  if (bias) of_bias = Tensor(weights, name + ".bias", {channels});
+  Array bias_tensor({channels});
+  if (bias) bias_tensor = Tensor(weights, name + ".bias", {channels});
   causal_conv1d::Options options;
   options.activation = causal_conv1d::Activation::kSilu;
   options.lengths = call.lengths;
   options.cu_seqlens = call.cu_seqlens;
   const Array in = x.Swapped();
   Array out(in.sizes);
-  causal_conv1d::Reference({in.view(), weight.view(), of_bias.view(), {}}, options, {out.view(), {}});
+  causal_conv1d::Reference({in.view(), weight.view(), bias_tensor.view(), {}}, options, {out.view(), {}});
   return out.Swapped();
 }
 
@@ -205,17 +205,17 @@ void Residual::Reference(const Config& config, const Weights& weights, const Con
   const Array rows(x);
   Array normed(rows.sizes), out(rows.sizes);
   const std::vector<int64_t> flat = {rows.rows(), rows.last()};
-  const Weights of_norm = weights.At(config.norm_name + "."), of_layer = OfLayer(config, weights);
+  const Weights norm_weights = weights.At(config.norm_name + "."), layer_weights = OfLayer(config, weights);
   if (config.post) {
-    layer(of_layer, x, out.view());
+    layer(layer_weights, x, out.view());
     const Array sum = Plus(out, rows).Reshaped(flat);
     Array result(flat);
-    Norm::Reference(config.norm, of_norm, sum.view(), result.view());
+    Norm::Reference(config.norm, norm_weights, sum.view(), result.view());
     result.Reshaped(rows.sizes).Store(y);
   } else {
     normed.sizes = flat;
-    Norm::Reference(config.norm, of_norm, rows.Reshaped(flat).view(), normed.view());
-    layer(of_layer, normed.Reshaped(rows.sizes).view(), out.view());
+    Norm::Reference(config.norm, norm_weights, rows.Reshaped(flat).view(), normed.view());
+    layer(layer_weights, normed.Reshaped(rows.sizes).view(), out.view());
     Plus(out, rows).Store(y);
   }
 }

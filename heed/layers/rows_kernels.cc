@@ -121,10 +121,10 @@ void ScaleOneHead(const ScaleRows& c, const float* x, const float* gate, const f
 void Scale(const ScaleRows& c, size_t begin, size_t end) {
   for (size_t row = begin; row < end; ++row) {
     for (size_t head = 0; head < c.heads; ++head) {
-      const size_t at = head * c.size, of_weight = c.weight_per_head ? at : 0;
+      const size_t at = head * c.size, weight_offset = c.weight_per_head ? at : 0;
       ScaleOneHead(c, c.x.Row(row) + at, c.gate.data == nullptr ? nullptr : c.gate.Row(row) + at,
-                   c.weight == nullptr ? nullptr : c.weight + of_weight,
-                   c.bias == nullptr ? nullptr : c.bias + of_weight, c.y.Row(row) + at);
+                   c.weight == nullptr ? nullptr : c.weight + weight_offset,
+                   c.bias == nullptr ? nullptr : c.bias + weight_offset, c.y.Row(row) + at);
     }
   }
 }
@@ -177,10 +177,10 @@ void Add(const AddRows& c, size_t begin, size_t end) {
 void Mix(const MixRows& c, size_t begin, size_t end) {
   const V one = hn::Set(D(), 1.f);
   for (size_t row = begin; row < end; ++row) {
-    const float *x = c.x.Row(row), *before = c.before.Row(row), *of_row = c.mix.Row(row);
+    const float *x = c.x.Row(row), *before = c.before.Row(row), *mix_row = c.mix.Row(row);
     float* y = c.y.Row(row);
     ForVectors(c.size, [&](size_t i, size_t n) HWY_ATTR {
-      const V mix = LoadSome(of_row + i, n);
+      const V mix = LoadSome(mix_row + i, n);
       StoreSome(hn::MulAdd(mix, LoadSome(x + i, n), hn::Mul(hn::Sub(one, mix), LoadSome(before + i, n))), y + i, n);
     });
   }

@@ -111,7 +111,7 @@ TEST(RowsTest, ScaledRowsAreTheirFormulas) {
         const double n = scaling == Scaling::kUnit ? 1 : static_cast<double>(size);
         for (size_t row = 0; row < rows; ++row) {
           for (size_t head = 0; head < heads; ++head) {
-            const size_t at = row * stride + head * size, of_weight = call.weight_per_head ? head * size : 0;
+            const size_t at = row * stride + head * size, weight_offset = call.weight_per_head ? head * size : 0;
             std::vector<double> v(size);
             double mean = 0, squares = 0;
             for (size_t i = 0; i < size; ++i) {
@@ -122,8 +122,8 @@ TEST(RowsTest, ScaledRowsAreTheirFormulas) {
             if (scaling != Scaling::kLayer) mean = 0;
             for (size_t i = 0; i < size; ++i) squares += (v[i] - mean) * (v[i] - mean);
             for (size_t i = 0; i < size; ++i) {
-              double expected = (v[i] - mean) / std::sqrt(squares / n + call.eps) * weight[of_weight + i];
-              if (call.bias != nullptr) expected += bias[of_weight + i];
+              double expected = (v[i] - mean) / std::sqrt(squares / n + call.eps) * weight[weight_offset + i];
+              if (call.bias != nullptr) expected += bias[weight_offset + i];
               if (gated && !call.gate_first) expected *= ActivationReference(Activation::kSilu, gate[at + i]);
               EXPECT_NEAR(y[at + i], expected, 3e-6 * (1 + std::abs(expected)));
             }

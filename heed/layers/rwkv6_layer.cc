@@ -93,9 +93,9 @@ void Rwkv6TimeMixing::Compute(Context& ctx, const Tokens& tokens, const float* x
   const auto product = [&](int64_t index, const Part& part) {
     part.mix.Rows(ctx, ranks + index * rank, 5 * rank, rows, mix, width());
     Mix(ctx, {mix, width()}, before, x, rows, width(), mixed);
-    float* of_part = frame.Floats(rows * part.product.outputs());
-    part.product.Rows(ctx, mixed, width(), rows, of_part, part.product.outputs());
-    return of_part;
+    float* rows_out = frame.Floats(rows * part.product.outputs());
+    part.product.Rows(ctx, mixed, width(), rows, rows_out, part.product.outputs());
+    return rows_out;
   };
   float* decay_ranks = product(0, decay_);
   const float *k = product(1, key_), *v = product(2, value_), *r = product(3, receptance_), *g = product(4, gate_);

@@ -42,7 +42,7 @@ TEST(WeightsTest, ShardsOfAModelAreOneAndPrefixesAddUp) {
               Says("layers::Weights: model.0.down.weight is missing, expected a tensor of shape [3,2]"));
 }
 
-TEST(WeightsTest, TheTableOfALayerIsWhatItTakes) {
+TEST(WeightsTest, TheTableOfALayerIsTheListOfItsWeights) {
   GroupedQueryAttention::Config config;
   config.width = 8;
   config.heads = 4;

@@ -37,7 +37,7 @@ class ConfigurationTest : public testing::TestWithParam<Tiny> {
   TinyFolder folder_{GetParam()};
 };
 
-TEST_P(ConfigurationTest, FieldsThatNobodyReadsAreRefusedUnlessTheyAreNull) {
+TEST_P(ConfigurationTest, UnreadFieldsAreRejectedUnlessTheyAreNull) {
   for (const char* field : {"clip_qkv", "attention_multiplier", "per_layer_config", "quantization_config"}) {
     Refuses<Unsupported>(
         "\"" + std::string(field) + "\": 8.5",

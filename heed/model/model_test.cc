@@ -332,7 +332,7 @@ TEST(ModelGenerateTest, LogitsThatAreNoNumbersGiveTokensAllTheSame) {
   }
 }
 
-TEST(ModelGenerateTest, EndsStopsAndTellsWhatItDoes) {
+TEST(ModelGenerateTest, StopsAtEndTokensAndReportsEachToken) {
   const TinyFolder folder(Tinies()[0]);
   const Model model = Model::Open(folder.path());
   Context ctx(1);

@@ -29,7 +29,7 @@ Plan Around(const Fields& config, layers::Norm::Config* norm) {
   plan.head = "head";
   *norm = {plan.width, layers::NormKind::kLayer, config.Number("layer_norm_epsilon", 0, 1, 1e-5)};
   plan.embedding_norm = {"blocks.0.pre_ln", *norm};
-  plan.final_norm = {"ln_out", {plan.width, layers::NormKind::kLayer, 1e-5}};  // whatever the others have
+  plan.final_norm = {"ln_out", {plan.width, layers::NormKind::kLayer, 1e-5}};  // the other norms may have another eps
   return plan;
 }
 

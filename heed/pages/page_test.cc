@@ -19,7 +19,7 @@ std::string Base64Of(std::string_view text) {
   return Base64({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
 }
 
-TEST(PageTest, Base64OfTheStandardsExamples) {  // RFC 4648, section 10
+TEST(PageTest, Base64OfTheExamplesOfRfc4648) {  // RFC 4648, section 10
   EXPECT_EQ(Base64Of(""), "");
   EXPECT_EQ(Base64Of("f"), "Zg==");
   EXPECT_EQ(Base64Of("fo"), "Zm8=");

@@ -39,8 +39,8 @@ HWY_INLINE V Silu(D d, V x) {
 
 // The derivative of silu, s + x s (1 - s).
 template <class V>
-HWY_INLINE V SiluSlope(V x, const SigmoidPair<V>& of_x) {
-  return hn::MulAdd(hn::Mul(x, of_x.s), of_x.complement, of_x.s);
+HWY_INLINE V SiluSlope(V x, const SigmoidPair<V>& sigmoids) {
+  return hn::MulAdd(hn::Mul(x, sigmoids.s), sigmoids.complement, sigmoids.s);
 }
 
 // log(1 + e^x) = max(x, 0) + log(1 + y) with y = e^-|x|, and log(1 + y) = 2 atanh(s), s = y / (2 + y) <= 1/3, by its

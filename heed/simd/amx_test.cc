@@ -191,7 +191,7 @@ TEST(TilesTest, SubnormalNumbersAreZerosAndOthersAsIEEEHasThem) {
 }
 
 // Small integers, whose sums are exact in any order.
-TEST(TilesTest, MatricesOfManyTilesAndPiecesAreSumsOfTheirProducts) {
+TEST(TilesTest, MatricesOfManyTilesAndTermsAreSumsOfTheirProducts) {
   const auto bf16 = [](int x) {
     const auto f = static_cast<float>(x);
     uint32_t word;
@@ -199,16 +199,16 @@ TEST(TilesTest, MatricesOfManyTilesAndPiecesAreSumsOfTheirProducts) {
     return static_cast<uint16_t>(word >> 16);
   };
   for (const int products : {1, 3, 4, 5, 6}) {
-    const int of_a = products == 1 ? 1 : products == 6 ? 3 : 2;
-    const int of_b = products == 5 ? 3 : of_a;
+    const int a_terms = products == 1 ? 1 : products == 6 ? 3 : 2;
+    const int b_terms = products == 5 ? 3 : a_terms;
     for (const int64_t rows : {0, 2, 6}) {
       for (const int64_t columns : {2, 4}) {
         for (const int64_t steps : {1, 2, 3}) {
           for (const bool add : {false, true}) {
             heed::Random random(static_cast<uint64_t>(products * 1000 + rows * 100 + columns * 10 + steps));
             const auto draw = [&] { return static_cast<int>(random.Integer(-4, 4)); };
-            std::vector<uint16_t> a(static_cast<size_t>(rows * steps * of_a * 512));
-            std::vector<uint16_t> b(static_cast<size_t>(steps * of_b * columns * 512));
+            std::vector<uint16_t> a(static_cast<size_t>(rows * steps * a_terms * 512));
+            std::vector<uint16_t> b(static_cast<size_t>(steps * b_terms * columns * 512));
             for (uint16_t& e : a) e = bf16(draw());
             for (uint16_t& e : b) e = bf16(draw());
             std::vector<float> out(static_cast<size_t>(rows * columns * 256), 7.0f);
@@ -222,12 +222,12 @@ TEST(TilesTest, MatricesOfManyTilesAndPiecesAreSumsOfTheirProducts) {
               for (int64_t n = 0; n < columns * 16; ++n) {
                 float& sum = expected[static_cast<size_t>(i * columns * 16 + n)];
                 for (int64_t s = 0; s < steps; ++s) {
-                  for (int p = 0; p < of_a; ++p) {
-                    for (int q = 0; q < of_b; ++q) {
+                  for (int p = 0; p < a_terms; ++p) {
+                    for (int q = 0; q < b_terms; ++q) {
                       if (!pair_counts(p, q)) continue;
                       for (int64_t k = 0; k < 32; ++k) {
-                        const auto at_a = ((i / 16 * steps + s) * of_a + p) * 512 + i % 16 * 32 + k;
-                        const auto at_b = ((s * of_b + q) * 16 + k / 2) * columns * 32 + 2 * n + k % 2;
+                        const auto at_a = ((i / 16 * steps + s) * a_terms + p) * 512 + i % 16 * 32 + k;
+                        const auto at_b = ((s * b_terms + q) * 16 + k / 2) * columns * 32 + 2 * n + k % 2;
                         sum += Widen(a[static_cast<size_t>(at_a)]) * Widen(b[static_cast<size_t>(at_b)]);
                       }
                     }

@@ -122,10 +122,10 @@ HWY_NOINLINE void AmxDotRows(D d, const StoredRows<int8_t>& rows, size_t depth, 
   });
   for (size_t j = 0; j < rows.count; ++j) {
     const int32_t* row = sums + j * kDigitColumns;
-    const hn::Vec<decltype(di)> of_row[] = {hn::LoadU(di, row), hn::LoadU(di, row + num_rows),
-                                            hn::LoadU(di, row + 2 * num_rows)};
+    const hn::Vec<decltype(di)> digit_rows[] = {hn::LoadU(di, row), hn::LoadU(di, row + num_rows),
+                                                hn::LoadU(di, row + 2 * num_rows)};
     const V factor = hn::Mul(hn::Set(d, *factors[j]), smaller);
-    hn::Store(OfDigits(d, of_row, unit, factor), d, out + j * N);
+    hn::Store(OfDigits(d, digit_rows, unit, factor), d, out + j * N);
   }
 }
 
@@ -183,13 +183,13 @@ HWY_INLINE void InterleaveRows(D d, RowsInHand<int8_t>& rows, size_t count, size
       const auto high = [&](size_t i) HWY_ATTR {
         return hn::BitCast(halves, hn::InterleaveUpper(unsigned_bytes, row[i], row[i + 1]));
       };
-      const hn::Vec<decltype(halves)> of_words[] = {
+      const hn::Vec<decltype(halves)> word_vectors[] = {
           hn::InterleaveLower(halves, low(0), low(2)), hn::InterleaveUpper(halves, low(0), low(2)),
           hn::InterleaveLower(halves, high(0), high(2)), hn::InterleaveUpper(halves, high(0), high(2))};
       HWY_UNROLL(4)
       for (size_t i = 0; i < 4; ++i) {
         const size_t column = e + i * N;
-        hn::Store(hn::BitCast(words, of_words[i]), words, tiles[column / kTileWords][word] + column % kTileWords);
+        hn::Store(hn::BitCast(words, word_vectors[i]), words, tiles[column / kTileWords][word] + column % kTileWords);
       }
     }
   }
@@ -206,18 +206,18 @@ HWY_NOINLINE void AmxSumRows(D d, const StoredRows<int8_t>& rows, size_t columns
   if (rows.count == 0) return;
   const DigitLayout layout = TileLayout(rows.count, num_rows);
   alignas(64) int32_t digits[kTileRows * kDigitColumns + DigitLayout::kTailVectors * N];
-  alignas(64) int32_t of_weights[kDigitColumns][kTileWords];
+  alignas(64) int32_t weight_digits[kDigitColumns][kTileWords];
   alignas(64) uint32_t tiles[kColumns / kTileWords][kTileRows][kTileWords];
   alignas(64) int32_t sums[kColumns / kTileWords][kDigitColumns][kTileWords];
   KeepAwake<Tiles>();
   ToDigits(d, weights, rows.count, layout, digits);
   KeepAwake<Tiles>();
-  TransposeDigits(d, digits, layout, of_weights);
+  TransposeDigits(d, digits, layout, weight_digits);
   const float* units = reinterpret_cast<const float*>(digits + layout.Tail()) + kDigits * N;
   RowsInHand<int8_t> in_hand(rows, columns);
-  Tiles::template Load<5>(of_weights[0], 64);
-  Tiles::template Load<6>(of_weights[kTileRows], 64);
-  Tiles::template Load<7>(of_weights[2 * kTileRows], 64);
+  Tiles::template Load<5>(weight_digits[0], 64);
+  Tiles::template Load<6>(weight_digits[kTileRows], 64);
+  Tiles::template Load<7>(weight_digits[2 * kTileRows], 64);
   for (size_t begin = 0; begin < columns; begin += kColumns) {
     const size_t width = std::min(columns - begin, kColumns);
     InterleaveRows(d, in_hand, rows.count, begin, width, tiles);
@@ -241,11 +241,11 @@ HWY_NOINLINE void AmxSumRows(D d, const StoredRows<int8_t>& rows, size_t columns
       const V scale = hn::Set(d, factor[r]);
       float* to = out + static_cast<ptrdiff_t>(r) * out_row + begin;
       for (size_t e = 0; e < width; e += N) {
-        const auto& of_tile = sums[e / kTileWords];
-        const hn::Vec<decltype(di)> of_row[] = {hn::Load(di, of_tile[r] + e % kTileWords),
-                                                hn::Load(di, of_tile[num_rows + r] + e % kTileWords),
-                                                hn::Load(di, of_tile[2 * num_rows + r] + e % kTileWords)};
-        const V sum = OfDigits(d, of_row, unit, smaller);
+        const auto& tile = sums[e / kTileWords];
+        const hn::Vec<decltype(di)> digit_rows[] = {hn::Load(di, tile[r] + e % kTileWords),
+                                                    hn::Load(di, tile[num_rows + r] + e % kTileWords),
+                                                    hn::Load(di, tile[2 * num_rows + r] + e % kTileWords)};
+        const V sum = OfDigits(d, digit_rows, unit, smaller);
         hn::Store(clear ? sum : hn::MulAdd(hn::Load(d, to + e), scale, sum), d, to + e);
       }
     }

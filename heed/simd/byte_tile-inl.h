@@ -94,14 +94,14 @@ HWY_INLINE void DotByteTile(D d, RowsInHand<int8_t>& rows, size_t begin, size_t 
   HWY_UNROLL(4)
   for (int b = 0; b < B; ++b) {
     const size_t first = static_cast<size_t>(b) * N;
-    HWY_ALIGN float of_many[N] = {};
-    for (size_t i = 0; i < N && first + i < count; ++i) of_many[i] = *factors[begin + first + i];
-    const V factor = hn::Load(d, of_many);
+    HWY_ALIGN float factor_lanes[N] = {};
+    for (size_t i = 0; i < N && first + i < count; ++i) factor_lanes[i] = *factors[begin + first + i];
+    const V factor = hn::Load(d, factor_lanes);
     V by_row[R];
     HWY_UNROLL(8)
     for (int r = 0; r < R; ++r) {
-      const float* of_row = units + r;
-      by_row[r] = OfDigits(d, sum[b][r], hn::Set(d, of_row[0]), hn::Mul(factor, hn::Set(d, of_row[N])));
+      const float* row_units = units + r;
+      by_row[r] = OfDigits(d, sum[b][r], hn::Set(d, row_units[0]), hn::Mul(factor, hn::Set(d, row_units[N])));
     }
     StoreColumns<R>(d, by_row, kWhole ? N : count - first, out + (begin + first) * N);
   }

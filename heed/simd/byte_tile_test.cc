@@ -141,8 +141,8 @@ INSTANTIATE_TEST_SUITE_P(Units, ByteTileSumsTest, testing::ValuesIn(kUnits + 1, 
 
 // Contiguous int8 rows and their factors.
 struct Case {
-  Case(const Unit& by, int of_few, size_t of_many, size_t of_each, uint64_t seed)
-      : unit(by), few(of_few), count(of_many), columns(of_each), random(seed),
+  Case(const Unit& by, int num_few, size_t num_rows, size_t num_columns, uint64_t seed)
+      : unit(by), few(num_few), count(num_rows), columns(num_columns), random(seed),
         rows(DType::kBool, {static_cast<int64_t>(count), static_cast<int64_t>(columns)},
              random.Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard),
         factors(DType::kF32, {static_cast<int64_t>(count)}, Placement::kBeforeGuard),
@@ -269,7 +269,7 @@ TEST_P(ByteTileTest, BitsDependOnNoOtherRow) {
 
 // Sums over rows weighted by fixed-point weights, against exact sums. A weight has an error of half a unit, 2^-24 of
 // the row's largest.
-TEST_P(ByteTileSumsTest, WeighedRowsAreTheSumUpToTheRoundingOfWeights) {
+TEST_P(ByteTileSumsTest, WeightedRowsAreTheSumUpToTheRoundingOfWeights) {
   uint64_t seed = 1;
   for (const size_t few : {1, 3, 5, 6, 8, 11, 16}) {
     if (few > unit.lanes) continue;

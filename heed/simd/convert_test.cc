@@ -82,7 +82,7 @@ bool IsNaN(float x) { return x != x; }
 
 // Every value of S, and the f32 values next to it and next to the midpoints between it and its neighbours.
 template <class S>
-std::vector<float> Borders() {
+std::vector<float> BoundaryValues() {
   std::vector<float> values;
   for (uint32_t h = 0; h < 0x10000; ++h) {
     const float x = ToFloat(S{static_cast<uint16_t>(h)});
@@ -102,7 +102,7 @@ void Check(const std::string& target, Widen widen, Round round, To to) {
   SCOPED_TRACE(target + " " + Name(DTypeOf<S>::value));
   std::vector<S> all(0x10000 + 5);  // a remainder for every vector length
   for (size_t i = 0; i < all.size(); ++i) all[i] = {static_cast<uint16_t>(i)};
-  const std::vector<float> values = Borders<S>();
+  const std::vector<float> values = BoundaryValues<S>();
   std::vector<float> widened(all.size());
   std::vector<S> rounded(values.size());
   for (const bool flush : {false, true}) {
@@ -130,7 +130,7 @@ void Check(const std::string& target, Widen widen, Round round, To to) {
   }
 }
 
-TEST(ConvertTest, EveryValueAndEveryBorderOnEveryTarget) {
+TEST(ConvertTest, EveryValueAndEveryBoundaryOnEveryTarget) {
   for (const std::string& target : AvailableTargets()) {
     const size_t index = TargetIndex(TargetsUpTo(target));
     using namespace convert_test;  // NOLINT: the tables

@@ -73,7 +73,7 @@ HWY_INLINE void ToDigits(D d, const float* HWY_RESTRICT x, size_t depth, const D
   const VI offset = hn::Set(di, kOffset);
 
   // The digits of an element, one per byte; with an offset they are its digits in base 256.
-  const auto of_element = [&](size_t e) HWY_ATTR {
+  const auto element_at = [&](size_t e) HWY_ATTR {
     if (e >= depth) return hn::Zero(di);
     const V v = hn::Load(d, x + e * N);
     V quotient = hn::Mul(hn::Mul(v, larger), per_unit);
@@ -84,14 +84,14 @@ HWY_INLINE void ToDigits(D d, const float* HWY_RESTRICT x, size_t depth, const D
     return hn::Xor(hn::Add(hn::NearestInt(quotient), offset), offset);
   };
   const VI even = hn::Set(di, 0x00FF00FF), lower = hn::Set(di, 0xFFFF);
-  const auto put = [&](VI of_digit, size_t word, size_t k)
-                       HWY_ATTR { hn::StoreU(of_digit, di, digits + word * layout.word + k * layout.digit); };
+  const auto put = [&](VI digit_sum, size_t word, size_t k)
+                       HWY_ATTR { hn::StoreU(digit_sum, di, digits + word * layout.word + k * layout.digit); };
   VI sum[kDigits] = {hn::Zero(di), hn::Zero(di), hn::Zero(di)};
   for (size_t word = 0; word < layout.words; ++word) {
     VI low[2], high[2];  // bytes 0 and 2, and bytes 1 and 3, of two elements
     HWY_UNROLL(2)
     for (size_t i = 0; i < 2; ++i) {
-      const VI first = of_element(4 * word + 2 * i), second = of_element(4 * word + 2 * i + 1);
+      const VI first = element_at(4 * word + 2 * i), second = element_at(4 * word + 2 * i + 1);
       low[i] = hn::Or(hn::And(first, even), hn::ShiftLeft<8>(hn::And(second, even)));
       high[i] = hn::Or(hn::And(hn::ShiftRight<8>(first), even), hn::AndNot(even, second));
     }
@@ -107,8 +107,8 @@ HWY_INLINE void ToDigits(D d, const float* HWY_RESTRICT x, size_t depth, const D
   }
   // For bytes stored as b + 128, which some dot products take as unsigned.
   int32_t* tail = digits + layout.Tail();
-  for (const VI of_digit : sum) {
-    hn::StoreU(hn::Neg(hn::ShiftLeft<7>(of_digit)), di, tail);
+  for (const VI digit_sum : sum) {
+    hn::StoreU(hn::Neg(hn::ShiftLeft<7>(digit_sum)), di, tail);
     tail += N;
   }
   const V unit = hn::Div(most, hn::Set(d, kLargest));

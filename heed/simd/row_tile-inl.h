@@ -188,9 +188,9 @@ template <class D, class Row>
 HWY_INLINE hn::Vec<D> LoadBlocks(D d, const Row& row, size_t i) {
   constexpr size_t kBlocks = hn::MaxLanes(D()) / 4;
   const hn::Repartition<uint8_t, D> bytes;
-  const hn::CappedTag<uint8_t, 16> of_block;
+  const hn::CappedTag<uint8_t, 16> byte_tag;
   const auto block = [&](size_t b)
-                         HWY_ATTR { return hn::LoadU(of_block, reinterpret_cast<const uint8_t*>(row(4 * b + i))); };
+                         HWY_ATTR { return hn::LoadU(byte_tag, reinterpret_cast<const uint8_t*>(row(4 * b + i))); };
   if constexpr (kBlocks == 1) {
     return hn::BitCast(d, block(0));
   } else if constexpr (kBlocks == 2) {

@@ -134,7 +134,7 @@ class Check {
       : kernels_(kernels), few_(few), count_(count), columns_(columns), lanes_(kernels.lanes), random_(seed) {
     const int64_t n = static_cast<int64_t>(columns);
     stride_ = random_.Pick<int64_t>({n, n, n + 3, -n, 2 * n + 1});
-    // Nothing beyond the last row is read, only asked for.
+    // Rows beyond the last one are prefetched but not read.
     rows_ = Buffer(stored, std::vector<int64_t>{static_cast<int64_t>(count), n}, std::vector<int64_t>{stride_, 1},
                    random_.Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard);
     rows_.FillNormal(random_.Word());

@@ -16,7 +16,7 @@ namespace heed {
 namespace {
 
 // A cache keeps a table of 256 bytes per channel, and a file may request any number.
-constexpr int64_t kMostTurned = 65536;
+constexpr int64_t kMaxRotated = 65536;
 
 constexpr char kPairsKey[] = "rotary_pairs", kTypeKey[] = "rotary_type";
 constexpr char kHalfSplit[] = "half_split", kInterleaved[] = "interleaved";
@@ -67,10 +67,10 @@ void CheckCacheRotary(const std::string& name, const CacheRotary& rotary, int64_
   if (rotary.pairs != RotaryPairs::kHalfSplit && rotary.pairs != RotaryPairs::kInterleaved) {
     fail("pairs is unknown, expected half split or interleaved ones");
   }
-  const int64_t turned = rotary.options.dim.value_or(dim);
-  const int64_t most = std::min(dim, kMostTurned);
-  if (turned < 2 || turned > most || turned % 2 != 0) {
-    fail("dim is " + std::to_string(turned) + ", expected an even number from 2 to " + std::to_string(most));
+  const int64_t rotated = rotary.options.dim.value_or(dim);
+  const int64_t most = std::min(dim, kMaxRotated);
+  if (rotated < 2 || rotated > most || rotated % 2 != 0) {
+    fail("dim is " + std::to_string(rotated) + ", expected an even number from 2 to " + std::to_string(most));
   }
   if (rotary.options.inverse) fail("inverse is true, expected false");
   const RopeType type = rotary.options.scaling.rope_type;
@@ -87,14 +87,14 @@ void CheckCacheRotary(const std::string& name, const CacheRotary& rotary, int64_
 }
 
 KeyRotation::KeyRotation(const CacheRotary& rotary, int64_t dim)
-    : pairs_(rotary.pairs), dim_(dim), turned_(rotary.options.dim.value_or(dim)), table_(MakeTable(rotary, dim)) {}
+    : pairs_(rotary.pairs), dim_(dim), rotated_(rotary.options.dim.value_or(dim)), table_(MakeTable(rotary, dim)) {}
 
 KeyRotation::Worker::Worker(const KeyRotation& rotation)
     : rotation_(rotation), phase_memory_(positions::PhaseRow::ScratchBytes(rotation.table_.size()) / sizeof(double)),
-      scratch_(positions::RotateScratchBytes(rotation.turned_ / 2) / sizeof(double)),
+      scratch_(positions::RotateScratchBytes(rotation.rotated_ / 2) / sizeof(double)),
       phase_(rotation.table_, phase_memory_.data()) {}
 
-void KeyRotation::Worker::Turn(int64_t position, const Rows& rows) {
+void KeyRotation::Worker::Rotate(int64_t position, const Rows& rows) {
   phase_.MoveTo(position);
   positions::RotateRows(kAllTargets, rows.dtype, rotation_.pairs_,
                         {.x = rows.from,
@@ -102,16 +102,16 @@ void KeyRotation::Worker::Turn(int64_t position, const Rows& rows) {
                          .num_rows = rows.heads,
                          .x_stride = rows.from_stride,
                          .y_stride = rows.to_stride,
-                         .half = rotation_.turned_ / 2,
+                         .half = rotation_.rotated_ / 2,
                          .cos = phase_.cos(),
                          .sin = phase_.sin(),
                          .sign = 1,
                          .scratch = scratch_.data()});
   const auto size = static_cast<int64_t>(SizeOf(rows.dtype));
-  const int64_t rest = rotation_.dim_ - rotation_.turned_;
+  const int64_t rest = rotation_.dim_ - rotation_.rotated_;
   for (int64_t h = 0; h < rows.heads && rest > 0; ++h) {
-    std::memcpy(rows.to + (h * rows.to_stride + rotation_.turned_) * size,
-                rows.from + (h * rows.from_stride + rotation_.turned_) * size, static_cast<size_t>(rest * size));
+    std::memcpy(rows.to + (h * rows.to_stride + rotation_.rotated_) * size,
+                rows.from + (h * rows.from_stride + rotation_.rotated_) * size, static_cast<size_t>(rest * size));
   }
 }
 

@@ -40,7 +40,7 @@ class KeyRotation {
    public:
     explicit Worker(const KeyRotation& rotation);
     Worker(const Worker&) = delete;
-    void Turn(int64_t position, const Rows& rows);
+    void Rotate(int64_t position, const Rows& rows);
 
    private:
     const KeyRotation& rotation_;
@@ -50,7 +50,7 @@ class KeyRotation {
 
  private:
   RotaryPairs pairs_;
-  int64_t dim_, turned_;  // elements of a row, and the number of these that are rotated
+  int64_t dim_, rotated_;  // elements of a row, and the number of these that are rotated
   positions::PhaseTable table_;
 };
 

@@ -33,8 +33,8 @@ using List = std::vector<int64_t>;
 constexpr RotaryPairs kPairs[] = {RotaryPairs::kHalfSplit, RotaryPairs::kInterleaved};
 
 // k [B, T, H, D], with row t of sequence b rotated to position first[b] + t.
-Buffer Turned(const CacheRotary& rotary, const ConstTensorView& k, const List& first) {
-  const Buffer plain(k.dtype(), k.sizes()), turned(k.dtype(), k.sizes());
+Buffer Rotated(const CacheRotary& rotary, const ConstTensorView& k, const List& first) {
+  const Buffer plain(k.dtype(), k.sizes()), rotated(k.dtype(), k.sizes());
   List index(4, 0), positions;
   if (k.num_elements() > 0) {
     do {
@@ -46,8 +46,8 @@ Buffer Turned(const CacheRotary& rotary, const ConstTensorView& k, const List& f
   }
   Context ctx(1);
   Rotary(ctx, plain.view(), ConstTensorView(positions.data(), DType::kI64, {k.size(0), k.size(1)}), rotary.pairs,
-         rotary.options, turned.view());
-  return turned;
+         rotary.options, rotated.view());
+  return rotated;
 }
 
 // A cache and the list of rows that it should hold.
@@ -58,14 +58,14 @@ struct Pair {
     cache.emplace(options);
   }
 
-  void Append(const List& counts, bool turned = true) {
+  void Append(const List& counts, bool rotated = true) {
     const int64_t T = *std::max_element(counts.begin(), counts.end());
     const RandomRows k(random, model.dtype, true, {model.batch(), T, model.heads, model.dim});
     const RandomRows v(random, model.dtype, true, {model.batch(), T, model.heads, model.value_dim});
     const List before = model.lengths();
     cache->Append(k.view(), v.view(), counts);
-    const Buffer expected = Turned(rotary, k.view(), before);
-    model.Append(turned ? ConstTensorView(expected.view()) : k.view(), v.view(), counts);
+    const Buffer expected = Rotated(rotary, k.view(), before);
+    model.Append(rotated ? ConstTensorView(expected.view()) : k.view(), v.view(), counts);
   }
   std::string Difference() const { return heed::Difference(cache->view(), model); }
 
@@ -75,7 +75,7 @@ struct Pair {
   Random random{3};
 };
 
-TEST(CacheRotaryTest, KeysAreTurnedByTheirPositionsToTheBit) {
+TEST(CacheRotaryTest, KeysAreRotatedByTheirPositionsToTheBit) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
     for (const Quantize quantize : {Quantize::kNone, Quantize::kInt8}) {
       if (dtype == DType::kF64 && quantize == Quantize::kInt8) continue;
@@ -116,7 +116,7 @@ TEST(CacheRotaryTest, ScalingsThatDoNotDependOnTheLengthAreTaken) {
   }
 }
 
-TEST(CacheRotaryTest, ForksTrimsAndOrdersGoOnTurning) {
+TEST(CacheRotaryTest, ForksTrimsAndOrdersGoOnRotating) {
   Pair<KVCache> pair({.batch = 3, .heads = 2, .dim = 8, .page = 4}, {RotaryPairs::kInterleaved});
   pair.Append({5, 9, 2});
   const List order = {1, 1, 0};
@@ -141,7 +141,7 @@ TEST(CacheRotaryTest, ForksTrimsAndOrdersGoOnTurning) {
   EXPECT_EQ(one.cache->options().rotary->pairs, RotaryPairs::kInterleaved);
 }
 
-TEST(CacheRotaryTest, RingsTurnByPositionsOrLeaveItToAttend) {
+TEST(CacheRotaryTest, RingsRotateByPositionsOrLeaveItToAttend) {
   for (const bool by_place : {false, true}) {
     RingKVCache::Options options = {.heads = 2, .dim = 8, .window = 20, .sink_tokens = 3};
     if (by_place) options.positions = RingPositions::kCache;
@@ -152,12 +152,12 @@ TEST(CacheRotaryTest, RingsTurnByPositionsOrLeaveItToAttend) {
     pair.Append({5}, !by_place);
     EXPECT_EQ(pair.Difference(), "");
     EXPECT_EQ(pair.cache->options().positions, options.positions);
-    EXPECT_EQ(pair.cache->view().turned_in_cache, by_place);
+    EXPECT_EQ(pair.cache->view().rotated_in_cache, by_place);
     EXPECT_EQ(pair.cache->view().window, 20);
   }
 }
 
-TEST(CacheRotaryTest, ImportedRowsAreTurnedAsIfAppended) {
+TEST(CacheRotaryTest, ImportedRowsAreRotatedAsIfAppended) {
   const Buffer pool(DType::kF32, {3, 4, 2, 6});
   pool.FillNormal(5);
   const List indptr = {0, 2}, indices = {2, 0}, last = {3};
@@ -176,11 +176,11 @@ TEST(CacheRotaryTest, ImportedRowsAreTurnedAsIfAppended) {
       rows.Set({0, t, i / 6, i % 6}, pool.Get({t < 4 ? 2 : 0, t % 4, i / 6, i % 6}));
     }
   }
-  model.Append(Turned(*options.rotary, rows.view(), {0}).view(), rows.view(), List{7});
+  model.Append(Rotated(*options.rotary, rows.view(), {0}).view(), rows.view(), List{7});
   EXPECT_EQ(Difference(cache.view(), model), "");
 }
 
-TEST(CacheRotaryTest, RowsThatTurnIntoInfinityCannotBeQuantised) {
+TEST(CacheRotaryTest, RowsThatBecomeInfiniteCannotBeQuantised) {
   KVCache cache(
       {.dim = 2, .dtype = DType::kF16, .quantize = Quantize::kInt8, .rotary = CacheRotary{RotaryPairs::kHalfSplit}});
   const Buffer k(DType::kF16, {1, 2, 1, 2});
@@ -227,7 +227,7 @@ class SavedRotaryTest : public FileTest {
   std::string path() const { return Path("cache.safetensors"); }
 };
 
-TEST_F(SavedRotaryTest, OptionsComeBackAndTurningGoesOn) {
+TEST_F(SavedRotaryTest, OptionsComeBackAndRotatingGoesOn) {
   CacheRotary rotary = {.pairs = RotaryPairs::kInterleaved};
   rotary.options = {.base = 1234.5,
                     .dim = 6,

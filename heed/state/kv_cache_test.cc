@@ -147,7 +147,7 @@ TEST(KVCacheTest, SlabsHaveAsManyPagesAsDocumented) {
 }
 
 // The rows are contiguous whatever other pages the sequence takes.
-TEST(KVCacheTest, RowsOfAHeadLieInARun) {
+TEST(KVCacheTest, RowsOfAHeadAreContiguous) {
   Pair pair({.batch = 2, .heads = 2, .dim = 16});
   pair.Append({700, 700});
   const KVView view = pair.cache.view();

@@ -83,9 +83,9 @@ struct KVView {
   int64_t window = 0;  // tokens that a row sees, itself included
 
   // Rotary options of queries; null if they are not rotated. Keys have been rotated by their positions already, unless
-  // `turned_in_cache`: then both are rotated by their places in the ring, as ring_kv_cache.h says.
+  // `rotated_in_cache`: then both are rotated by their places in the ring, as ring_kv_cache.h says.
   const CacheRotary* rotary = nullptr;
-  bool turned_in_cache = false;
+  bool rotated_in_cache = false;
 };
 
 }  // namespace heed

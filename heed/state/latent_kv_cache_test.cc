@@ -16,7 +16,7 @@ using testing::ElementsAre;
 
 using List = std::vector<int64_t>;
 
-TEST(LatentKVCacheTest, ValuesLieWhereKeysDo) {
+TEST(LatentKVCacheTest, ValuesHaveTheLayoutOfKeys) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
     LatentKVCache cache({.batch = 2, .latent = 6, .rope = 3, .page = 5, .dtype = dtype});
     CacheModel model(cache.options());

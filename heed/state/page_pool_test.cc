@@ -47,7 +47,7 @@ TEST(PagePoolTest, UnitsAreApartAndAligned) {
   }
 }
 
-TEST(PagePoolTest, PagesTakenInARowLieInARow) {
+TEST(PagePoolTest, ConsecutivePagesAreContiguous) {
   for (const PageShape& shape : kShapes) {
     PagePool pool(shape);
     const int64_t n = shape.slab_pages;
@@ -103,7 +103,7 @@ TEST(PagePoolTest, PagesThatComeBackAreUsedAgain) {
   EXPECT_EQ(seen.size(), 1u);
 }
 
-TEST(PagePoolTest, BeyondTheLimitThereIsNoMemory) {
+TEST(PagePoolTest, MemoryIsLimited) {
   PagePool pool({1, 128, 5});
   pool.LimitPages(1);
   std::byte* const page = pool.Take();

@@ -71,7 +71,7 @@ void CheckOptions(const PagesOptions& o) {
   }
   if (o.sketch) CheckSketch(name, o);
   if (o.rotary) CheckCacheRotary(name, *o.rotary, o.dim);
-  if (o.turned_in_cache && !o.rotary) {
+  if (o.rotated_in_cache && !o.rotary) {
     Fail(name +
          ": positions is kCache without rotary, expected rotary: nothing else has "
          "positions");
@@ -123,9 +123,9 @@ PageLayout MakeLayout(const PagesOptions& o) {
       bytes = scales->begin + layout.tokens * kScale;
     }
     if (decays != nullptr && o.log_decay_heads > 0) {
-      const auto of_decay = static_cast<int64_t>(heed::SizeOf(o.log_decay_dtype()));
-      decays->begin = RoundUp(bytes, of_decay);
-      decays->token_stride = Product(o, "log decays of a token", {o.log_decay_heads / o.heads, of_decay});
+      const auto decay_bytes = static_cast<int64_t>(heed::SizeOf(o.log_decay_dtype()));
+      decays->begin = RoundUp(bytes, decay_bytes);
+      decays->token_stride = Product(o, "log decays of a token", {o.log_decay_heads / o.heads, decay_bytes});
       bytes = decays->begin + Product(o, "log decays of a page", {layout.tokens, decays->token_stride});
     }
     shape.unit_bytes = std::max(shape.unit_bytes, RoundUp(bytes, kLine));
@@ -164,7 +164,7 @@ PageLayout MakeLayout(const PagesOptions& o) {
 }  // namespace
 
 Pages::Pages(const PagesOptions& options) : Pages((CheckOptions(options), options), nullptr, nullptr) {
-  if (!options.rotary || options.turned_in_cache) return;
+  if (!options.rotary || options.rotated_in_cache) return;
   rotation_ = std::make_shared<const KeyRotation>(*options.rotary, options.dim);
 }
 
@@ -215,7 +215,7 @@ KVView Pages::view() const {
     view.window = options_.window;
   }
   if (options_.rotary) view.rotary = &*options_.rotary;
-  view.turned_in_cache = options_.turned_in_cache;
+  view.rotated_in_cache = options_.rotated_in_cache;
   return view;
 }
 

@@ -174,9 +174,9 @@ Appending::Appending(Pages& pages, const std::string& op, std::span<const int64_
     pages.certified_memory_.resize(counts.size() * static_cast<size_t>(options.heads));
   }
   if (pages.rotation_ != nullptr) {
-    turn_.emplace(*pages.rotation_);
+    rotation_worker_.emplace(*pages.rotation_);
     gathered_.resize(static_cast<size_t>(options.heads * options.dim) * SizeOf(options.dtype));
-    if (options.quantized) turned_.resize(gathered_.size());
+    if (options.quantized) rotated_.resize(gathered_.size());
   }
   for (size_t b = 0; b < counts.size(); ++b) {
     Staged& staged = staged_[b];
@@ -219,8 +219,8 @@ void Appending::Write(int64_t b, int64_t token, const ConstTensorView& k, const 
                       const ConstTensorView& log_decay) {
   const os::ScopedFloatControl control;  // for rotation and quantisation
   const PageLayout& layout = pages_.layout();
-  if (turn_) {
-    CopyTurned(b, token, k);
+  if (rotation_worker_) {
+    CopyRotated(b, token, k);
   } else {
     Copy("k", b, token, k, layout.key, layout.key_scale);
   }
@@ -290,7 +290,7 @@ void Appending::Copy(const char* name, int64_t b, int64_t token, const ConstTens
 }
 
 // Keys are rotated token by token, all heads at once, because the heads of a token have the same angles.
-void Appending::CopyTurned(int64_t b, int64_t token, const ConstTensorView& k) {
+void Appending::CopyRotated(int64_t b, int64_t token, const ConstTensorView& k) {
   const PageLayout& layout = pages_.layout();
   const PageRows &to = layout.key, &scales = layout.key_scale;
   const int64_t T = k.size(0), H = k.size(1), D = k.size(2);
@@ -309,13 +309,13 @@ void Appending::CopyTurned(int64_t b, int64_t token, const ConstTensorView& k) {
       rows.from = gathered_.data();
       rows.from_stride = D;
     }
-    rows.to = quantized ? turned_.data() : page + to.begin + in_page * to.token_stride;
+    rows.to = quantized ? rotated_.data() : page + to.begin + in_page * to.token_stride;
     rows.to_stride = quantized ? D : to.head_stride / size;
     rows.heads = H;
     rows.dtype = k.dtype();
-    turn_->Turn(token + t, rows);
+    rotation_worker_->Rotate(token + t, rows);
     for (int64_t h = 0; h < H && quantized; ++h) {
-      Quantize("k, rotated,", b, token + t, h, turned_.data() + h * D * size, 1, D,
+      Quantize("k, rotated,", b, token + t, h, rotated_.data() + h * D * size, 1, D,
                page + to.begin + h * to.head_stride + in_page * to.token_stride,
                page + scales.begin + h * scales.head_stride + in_page * scales.token_stride);
     }

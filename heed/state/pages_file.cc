@@ -20,7 +20,7 @@ namespace {
 
 constexpr char kLogDecayHeads[] = "log_decay_heads";
 constexpr char kSketch[] = "sketch", kSketchOfBytes[] = "int8";
-constexpr char kPositionsKey[] = "positions", kTurnedInCache[] = "cache";
+constexpr char kPositionsKey[] = "positions", kRotatedInCache[] = "cache";
 constexpr char kKindKey[] = "heed_cache", kVersionKey[] = "version", kVersion[] = "1";
 constexpr std::pair<const char*, CacheKind> kKinds[] = {
     {"kv", CacheKind::kKV}, {"ring", CacheKind::kRing}, {"latent", CacheKind::kLatent}};
@@ -141,10 +141,10 @@ PagesOptions OptionsOf(const SectionReader& reader) {
     }
   }
   if (const auto it = reader.metadata().find(kPositionsKey); it != reader.metadata().end()) {
-    if (it->second != kTurnedInCache) {
-      reader.Fail(reader.Key("positions") + " is " + Quote(it->second) + ", expected " + kTurnedInCache);
+    if (it->second != kRotatedInCache) {
+      reader.Fail(reader.Key("positions") + " is " + Quote(it->second) + ", expected " + kRotatedInCache);
     }
-    o.turned_in_cache = true;
+    o.rotated_in_cache = true;
   }
   if (reader.metadata().contains(kLogDecayHeads)) o.log_decay_heads = reader.Number(kLogDecayHeads);
   if (const auto it = reader.metadata().find(kSketch); it != reader.metadata().end()) {
@@ -159,7 +159,7 @@ PagesOptions OptionsOf(const SectionReader& reader) {
   if ((ring && (o.capacity != plain.capacity || o.page != plain.page)) ||
       (!ring && (o.window != 0 || o.sink_tokens != 0)) || (latent && (o.heads != 1 || o.value_dim > o.dim)) ||
       (o.kind != CacheKind::kKV && (o.quantized || o.log_decay_heads != 0 || o.sketch)) || (latent && o.rotary) ||
-      (!ring && o.turned_in_cache)) {
+      (!ring && o.rotated_in_cache)) {
     reader.Fail(std::string("metadata has options that a cache of kind ") + NameOf(o.kind) +
                 " cannot have, expected those of a saved one");
   }
@@ -299,7 +299,7 @@ void WritePages(const Pages& pages, const SectionWriter& to) {
     std::memcpy(to.Make("rotary", DType::kF64, std::vector{kRotaryNumbers}), rotary.numbers.data(),
                 rotary.numbers.size() * sizeof(double));
   }
-  if (o.turned_in_cache) to.Set(kPositionsKey, kTurnedInCache);
+  if (o.rotated_in_cache) to.Set(kPositionsKey, kRotatedInCache);
   to.Add("lengths", pages.lengths());
   to.Add("appended", pages.appended());
   if (o.kind == CacheKind::kRing) {

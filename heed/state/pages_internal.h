@@ -29,7 +29,7 @@ struct PagesOptions {
   DType dtype = DType::kF32;
   bool quantized = false;
   std::optional<CacheRotary> rotary = {};
-  bool turned_in_cache = false;  // a ring that rotates in every Attend(), not in Append()
+  bool rotated_in_cache = false;  // a ring that rotates in every Attend(), not in Append()
   int64_t log_decay_heads = 0;
   bool sketch = false;
 
@@ -151,7 +151,7 @@ class Appending {
   void Copy(const char* name, int64_t b, int64_t token, const ConstTensorView& rows, const PageRows& to,
             const PageRows& scales);
   void CopyLogDecays(int64_t b, int64_t token, const ConstTensorView& log_decay);
-  void CopyTurned(int64_t b, int64_t token, const ConstTensorView& k);
+  void CopyRotated(int64_t b, int64_t token, const ConstTensorView& k);
   void Quantize(const char* name, int64_t b, int64_t token, int64_t h, const std::byte* row, int64_t stride,
                 int64_t dim, std::byte* to, std::byte* scale);
 
@@ -159,8 +159,8 @@ class Appending {
   const std::string op_;
   std::vector<Staged> staged_;
   std::vector<float> scratch_;  // one row
-  std::optional<KeyRotation::Worker> turn_;
-  std::vector<std::byte> gathered_, turned_;  // keys of one token
+  std::optional<KeyRotation::Worker> rotation_worker_;
+  std::vector<std::byte> gathered_, rotated_;  // keys of one token
   std::optional<SketchWriter> sketch_;
 };
 

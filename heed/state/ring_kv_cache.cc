@@ -17,13 +17,13 @@ RingKVCache::RingKVCache(const Options& o)
                                                        .sink_tokens = o.sink_tokens,
                                                        .dtype = o.dtype,
                                                        .rotary = o.rotary,
-                                                       .turned_in_cache = o.positions == RingPositions::kCache})) {}
+                                                       .rotated_in_cache = o.positions == RingPositions::kCache})) {}
 
 RingKVCache::Options RingKVCache::options() const {
   const PagesOptions& o = pages_->options();
   return {o.batch,     o.heads,  o.dim,
           o.value_dim, o.window, o.sink_tokens,
-          o.dtype,     o.rotary, o.turned_in_cache ? RingPositions::kCache : RingPositions::kAbsolute};
+          o.dtype,     o.rotary, o.rotated_in_cache ? RingPositions::kCache : RingPositions::kAbsolute};
 }
 
 void RingKVCache::Append(const ConstTensorView& k, const ConstTensorView& v, std::span<const int64_t> lengths) {

@@ -51,7 +51,7 @@ TEST(RingKVCacheTest, OptionsComeBack) {
   EXPECT_THAT(cache.view().first_kept, ElementsAre(0, 0));
 }
 
-TEST(RingKVCacheTest, EveryAppendLetsGoOfWhatItsFirstRowDoesNotSee) {
+TEST(RingKVCacheTest, EveryAppendReleasesPagesBeforeItsFirstWindow) {
   Pair pair({.batch = 2, .dim = 4, .window = 10});
   pair.Append({3, 200});
   EXPECT_THAT(pair.cache.view().first_kept, ElementsAre(0, 0));
@@ -154,7 +154,7 @@ TEST(RingKVCacheTest, TheSinksAreABeginningToReturnTo) {
   }
 }
 
-TEST(RingKVCacheTest, AForkKeepsWhatItsOriginLetsGo) {
+TEST(RingKVCacheTest, AForkKeepsPagesThatItsOriginReleases) {
   Pair pair({.batch = 2, .dim = 4, .window = 10});
   pair.Append({200, 100});
   const RingKVCache fork = pair.cache.Fork();

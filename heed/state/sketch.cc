@@ -85,8 +85,8 @@ void SketchWriter::WriteStatistics(const std::byte* keys, int64_t token_stride, 
     }
   }
   for (int64_t e = 0; e < dim_; ++e) {
-    const double of_all = sums_[static_cast<size_t>(e)] / static_cast<double>(kTokens);
-    mean[e] = std::isnan(min[e]) ? min[e] : static_cast<float>(of_all);
+    const double average = sums_[static_cast<size_t>(e)] / static_cast<double>(kTokens);
+    mean[e] = std::isnan(min[e]) ? min[e] : static_cast<float>(average);
   }
 }
 

@@ -91,7 +91,7 @@ TEST_F(SketchTest, IsMadeAgainOfAFile) {
   EXPECT_EQ(SafetensorsFile(Path("y")).metadata().count("sketch"), 0u);
 }
 
-TEST_F(SketchTest, TurnedKeysAreSketchedAsTheyAreStored) {
+TEST_F(SketchTest, RotatedKeysAreSketchedAsTheyAreStored) {
   KVCache::Options options = Small(DType::kF32, 64);
   options.rotary = CacheRotary{RotaryPairs::kHalfSplit};
   KVCache cache(options);

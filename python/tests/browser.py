@@ -189,7 +189,7 @@ def choose(browser, name, value):
 
 
 def write(browser, name, text):
-    """Into a field, as if typed."""
+    """Sets a field as if the text were typed."""
     browser.js("const field = document.getElementById(arguments[0]); field.value = arguments[1];"
                "field.dispatchEvent(new Event('input'))", name, text)
 

@@ -15,7 +15,7 @@ import heed
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "heed").rglob("*.md"))]
 FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.M | re.S)
-# These time the machine for minutes; that they understand their options is what is run.
+# Commands that measure for minutes; the test only checks that they accept their options.
 SLOW = {"bench", "verify"}
 
 

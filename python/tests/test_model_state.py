@@ -189,7 +189,7 @@ def test_steps_across_the_original_length_are_those_of_transformers_with_its_cac
             step = torch.tensor([tokens[-1:]])
     prompt = ["--prompt-ids", ",".join(map(str, ids))]
     assert document("generate", scaled(kind), *prompt, "--tokens", 12)["tokens"] == [tokens]
-    # And with a break in a file.
+    # Generation continues from a saved state.
     state = tmp_path / "state.safetensors"
     first = document("generate", scaled(kind), *prompt, "--tokens", 4, "--cache", state)["tokens"][0]
     assert first + document("generate", scaled(kind), "--tokens", 8, "--cache", state)["tokens"][0] == tokens

@@ -81,7 +81,7 @@ def test_the_implied_map_has_the_colors_and_the_axes_of_the_exact_one(browser, t
         assert (np.diff(light[order]) <= 1.5).all(), name  # rounded to 8 bits
         strongest = colors[np.unravel_index(exact.argmax(), exact.shape)]
         assert (painted[implied >= exact.max()] == strongest).all()
-        # How far one is from the other, over what either sees.
+        # The page shows the total variation distance of the two distributions, over the union of their keys.
         moved = np.abs(np.maximum(exact, 0) - np.maximum(implied, 0)).sum(1).mean() / 2
         assert number(browser.text("distance")) == pytest.approx(moved, rel=0.006)
         shown = browser.js("return document.querySelector('#implied-pair b:last-of-type').textContent")

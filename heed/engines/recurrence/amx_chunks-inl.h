@@ -54,18 +54,18 @@ inline constexpr int64_t kColumnBlock = 2 * kTileWords;
 constexpr int64_t TilePadded(int64_t size) { return (size + 31) / 32 * 32; }
 
 struct ChunkBuffers {
-  uint16_t* q;             // [token][K]
-  uint32_t* k;             // [pair of channels][token]
-  uint32_t* k_channels;    // [32 tokens][channel][pair of tokens]
-  uint32_t* v;             // [column block][pair of tokens][column]
-  uint32_t* written;       // [term][pair of tokens][column]: D_n V, if gated
-  float* pairs;            // [token][token]
-  uint32_t* pair_splits;   // [term][token][pair of tokens]
-  float* o;                // [token][column]
-  float* state;            // [column block][K][column]
-  uint32_t* state_splits;  // [term][pair of channels][column]
-  float *values, *gate;    // for OutputRows
-  float *decay, *weight;   // [token]: log a, then a; w
+  uint16_t* q;                   // [token][K]
+  uint32_t* k;                   // [pair of channels][token]
+  uint32_t* k_channels;          // [32 tokens][channel][pair of tokens]
+  uint32_t* v;                   // [column block][pair of tokens][column]
+  uint32_t* written;             // [term][pair of tokens][column]: D_n V, if gated
+  float* pairs;                  // [token][token]
+  uint32_t* pair_splits;         // [term][token][pair of tokens]
+  float* o;                      // [token][column]
+  float* state;                  // [column block][K][column]
+  uint32_t* state_splits;        // [term][pair of channels][column]
+  float *values, *gate;          // for OutputRows
+  float *decay, *value_factors;  // [token]: log a, then a; w
 
   static int64_t Bytes(const Problem& p) {
     ChunkBuffers unused = {};
@@ -92,7 +92,7 @@ struct ChunkBuffers {
     carver.Next(values, p.skip.data == nullptr ? 0 : kChunk * row);
     carver.Next(gate, p.output_gate.data == nullptr ? 0 : kChunk * row);
     carver.Next(decay, kChunk);
-    carver.Next(weight, kChunk);
+    carver.Next(value_factors, kChunk);
     return carver.bytes();
   }
 };
@@ -116,7 +116,7 @@ class ChunkedHead {
         begin_(static_cast<int64_t>(FirstColumn(task.part, task.parts, Padded<float>(p.value_size)))),
         end_(std::min(p.value_size,
                       static_cast<int64_t>(FirstColumn(task.part + 1, task.parts, Padded<float>(p.value_size))))),
-        columns_(TilePadded(end_ - begin_)), weighted_(p.gate != Gate::kNone || p.value_factors.data != nullptr) {}
+        columns_(TilePadded(end_ - begin_)), scales_values_(p.gate != Gate::kNone || p.value_factors.data != nullptr) {}
 
   // Calls put(block, S before it) for each chunk, with all of S.
   HWY_NOINLINE HWY_ATTR void PutStates(const PutState& put) {
@@ -293,8 +293,8 @@ class ChunkedHead {
   template <bool kState>
   HWY_NOINLINE void DecayScores(int64_t first, int64_t n) {
     constexpr size_t kVectors = kChunk / N;
-    Numbers(p_.log_decay, 0, first, n, b_.decay);
-    Numbers(p_.value_factors, 1, first, n, b_.weight);
+    LoadScalars(p_.log_decay, 0, first, n, b_.decay);
+    LoadScalars(p_.value_factors, 1, first, n, b_.value_factors);
     float log_sum = 0;
     for (int64_t t = 0; t < kChunk; ++t) {
       b_.decay[t] = b_.decay[t] > 0 ? 0 : b_.decay[t];
@@ -307,7 +307,7 @@ class ChunkedHead {
     for (V& x : row) x = hn::Zero(d_);
     float from_begin = 1;
     for (int64_t t = 0; t < kChunk; ++t) {
-      const V a = hn::Set(d_, b_.decay[t]), own = hn::Set(d_, b_.weight[t]);
+      const V a = hn::Set(d_, b_.decay[t]), own = hn::Set(d_, b_.value_factors[t]);
       from_begin *= b_.decay[t];
       from_begin_[t] = from_begin;
       V p[kVectors];
@@ -360,7 +360,7 @@ class ChunkedHead {
   }
 
   // Loads one number per token, or `otherwise` if the tensor is absent; 0 after the n tokens.
-  HWY_INLINE void Numbers(const Rows& rows, float otherwise, int64_t first, int64_t n, float* to) const {
+  HWY_INLINE void LoadScalars(const Rows& rows, float otherwise, int64_t first, int64_t n, float* to) const {
     std::fill(to, to + n, otherwise);
     std::fill(to + n, to + kChunk, 0.0f);
     if (rows.data == nullptr || (&rows == &p_.log_decay && p_.gate == Gate::kNone)) return;
@@ -376,15 +376,15 @@ class ChunkedHead {
   // Prefetches the rows of a token.
   HWY_INLINE void Prefetch(int64_t token) const {
     if (token >= s_.count) return;
-    const auto ask = [](const void* row, int64_t size) {
+    const auto prefetch = [](const void* row, int64_t size) {
       for (int64_t at = 0; at < 2 * size; at += 64) {
         hs::PrefetchToL2(static_cast<const char*>(row) + at);
       }
     };
-    ask(RowOf(p_.q, key_head_, token), p_.key_size);
-    ask(RowOf(p_.k, key_head_, token), p_.key_size);
-    ask(RowOf(p_.v, head_, token) + begin_, end_ - begin_);
-    ask(RowOf(p_.o, head_, token) + begin_, end_ - begin_);
+    prefetch(RowOf(p_.q, key_head_, token), p_.key_size);
+    prefetch(RowOf(p_.k, key_head_, token), p_.key_size);
+    prefetch(RowOf(p_.v, head_, token) + begin_, end_ - begin_);
+    prefetch(RowOf(p_.o, head_, token) + begin_, end_ - begin_);
   }
 
   // Splits S, and computes E_n S; with kState, E_n S alone.
@@ -443,7 +443,7 @@ class ChunkedHead {
   HWY_NOINLINE void AddToState(int64_t column_block) {
     const hs::TileFactor k = {reinterpret_cast<const char*>(b_.k_channels), kTileBytes, channels_ * 64, 0, 64};
     const int64_t rows = channels_ / kTileRows;
-    if (weighted_) {
+    if (scales_values_) {
       DecayValues(column_block);
       hs::MultiplyTiles<Tiles, 13, true>(k, rows, PairTiles(b_.written, kColumnBlock, kChunk / 2), 2, 2,
                                          StateOf(column_block), kColumnBlock);
@@ -517,7 +517,7 @@ class ChunkedHead {
   const int64_t head_, key_head_;
   const ChunkBuffers& b_;
   const int64_t channels_, begin_, end_, columns_;
-  const bool weighted_;       // the state's values have factors
+  const bool scales_values_;  // the state's values have factors
   bool finite_ = true;        // whether the chunk's values are finite
   float less_one_ = 0;        // E_n - 1
   float from_begin_[kChunk];  // E_t

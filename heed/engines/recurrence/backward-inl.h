@@ -1,29 +1,26 @@
-// The recurrence backward, for one dtype of states.
+// The backward recurrence, for one dtype of states.
 //
-// Compiled once per SIMD target. With D_t = q_t d_o_t^T + G_{t+1} .* D_{t+1}, the
-// gradient of S_t, and both states also transposed so that q and k stand in lanes:
+// Compiled once per SIMD target. With D_t = q_t d_o_t^T + G_{t+1} .* D_{t+1} the gradient of S_t, and with both states
+// also transposed, so that q and k are in lanes:
 //
-//   dq_t = S_t d_o_t      forward in time on S^T
-//   dk_t = D_t v_t        against time on D^T
-//   dv_t = D_t^T k_t      against time on D
+//   dq_t = S_t d_o_t      forward, on S^T
+//   dk_t = D_t v_t        reversed, on D^T
+//   dv_t = D_t^T k_t      reversed, on D
 //
-// each the product of register_tile-inl.h with other roles, 12 K V flops per token. A task
-// owns one value head of one sequence, or a range of its columns, and passes twice over
-// blocks of 64 tokens, each time widening rows and making tables:
+// Each is a pass of register_tile-inl.h with other operands: 12 K V flops per token. A task owns one value head of one
+// sequence, or a range of its columns, and passes over the blocks of 64 tokens twice, forward for dq and reversed for
+// dk and dv. Both passes widen rows and compute tables.
 //
-//   forward in time: dq
-//   against time: dk and dv
+// The gradient of a log decay is a sum of q .* dq - k .* dk over all later tokens. It is computed inside a block; the
+// tokens after the block contribute <S, D> at its end, so that nothing cancels over long distances. For this the
+// forward pass stores S^T after each block, and dq per token, or with scalar decays only <q, dq>. A token's own pair is
+// in q .* dq and in k .* dk, often as their largest part, and cancels: it is added to dq and dk after that sum
+// (gradients-inl.h).
 //
-// The gradient of a log decay is a sum over all later tokens of q .* dq - k .* dk,
-// taken inside a block; what comes from beyond it is <S, D> at the block's end, so that
-// nothing cancels over long distances. A token's own pair, which no decay reaches, is in both and
-// often the largest part of either: it joins dq and dk when that sum has been taken. For it the
-// first pass keeps S^T after each block, and per token dq or, of one decay per token, <q, dq>.
+// A decay of columns acts on products by value as a decay of rows acts on products by key. Its gradient is a sum of
+// o .* d_o - v .* dv, for which o is recomputed: 16 K V flops per token.
 //
-// A gate of columns is to the products by value what one of rows is to those by key, and its
-// gradient a sum of o .* d_o - v .* dv, o computed once more: 16 K V flops then.
-//
-// Value heads that share a key head add to its dq and dk in turn, the last block first.
+// Value heads that share a key head add to its dq and dk in order (core/ticket.h), starting with the last block.
 #if defined(HEED_ENGINES_RECURRENCE_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_BACKWARD_INL_H_
 #undef HEED_ENGINES_RECURRENCE_BACKWARD_INL_H_
@@ -62,7 +59,7 @@ class BackwardHead : GateGradients<T> {
   using typename Base::D;
   using Base::d_, Base::N, Base::p_, Base::g_, Base::s_, Base::task_, Base::head_, Base::b_, Base::shared_,
       Base::reader_, Base::dq_, Base::value_pairs_, Base::row_, Base::value_row_, Base::values_, Base::by_key_,
-      Base::by_value_, Base::Borders, Base::TokensOf;
+      Base::by_value_, Base::BoundaryShape, Base::TokensOf;
 
  public:
   BackwardHead(const Problem& p, const Gradients& g, const Task& task, const BackwardBuffers<T>& buffers,
@@ -73,7 +70,7 @@ class BackwardHead : GateGradients<T> {
 
   HWY_NOINLINE HWY_ATTR void Compute() {
     reader_.Begin();
-    if (p_.has_value_decay && g_.d_log_value_decay.data != nullptr) KeepOutputs();
+    if (p_.has_value_decay && g_.d_log_value_decay.data != nullptr) StoreAllOutputs();
     LoadFirstState();
     const int64_t num_blocks = NumBlocks(s_.count);
     for (int64_t block = 0; block < num_blocks; ++block) QueryBlock(block, TokensOf(block));
@@ -86,42 +83,44 @@ class BackwardHead : GateGradients<T> {
   }
 
  private:
-  // The normaliser is the last row of the transposed states: a value of 1.
+  // The normaliser's gradient is the last row of D^T: its value channel is 1.
   HWY_ATTR void LoadNormalizerRow() {
-    LoadNormalizer(g_.d_final_z, s_.state, head_, by_key_.size, row_, b_.border_z);
-    ForStripsOf<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
-      std::memcpy(b_.d_transposed + by_key_.Offset(column) + values_ * width, b_.border_z + column, width * sizeof(T));
+    LoadNormalizer(g_.d_final_z, s_.state, head_, by_key_.size, row_, b_.scratch_row);
+    ForColumnBlocks<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
+      std::memcpy(b_.d_transposed + by_key_.Offset(column) + values_ * width, b_.scratch_row + column,
+                  width * sizeof(T));
     });
   }
   HWY_ATTR void StoreNormalizerRow() {
-    ForStripsOf<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
-      std::memcpy(b_.border_z + column, b_.d_transposed + by_key_.Offset(column) + values_ * width, width * sizeof(T));
+    ForColumnBlocks<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
+      std::memcpy(b_.scratch_row + column, b_.d_transposed + by_key_.Offset(column) + values_ * width,
+                  width * sizeof(T));
     });
-    StoreNormalizer(b_.border_z, g_.d_initial_z, s_.state, head_, by_key_.size);
+    StoreNormalizer(b_.scratch_row, g_.d_initial_z, s_.state, head_, by_key_.size);
   }
 
-  // S^T and z before the first block, and of a kernel of chunks S^T before each.
+  // Loads S^T and z before the first block. A chunked kernel computes S^T before each block.
   HWY_NOINLINE HWY_ATTR void LoadFirstState() {
     if (s_.count == 0) return;
-    const StateShape shape = Borders();
+    const StateShape shape = BoundaryShape();
     if (states_.compute != nullptr) {
       states_.compute(p_, task_, states_scratch_,
-                      [&](int64_t block, const float* state) { PutTransposed(state, shape, b_.Border(block)); });
+                      [&](int64_t block, const float* state) { PutTransposed(state, shape, b_.BoundaryState(block)); });
     } else {
-      LoadState(d_, p_.initial, s_.state, head_, shape, b_.Border(0));
+      LoadState(d_, p_.initial, s_.state, head_, shape, b_.BoundaryState(0));
     }
     if (p_.normalize) {
-      LoadNormalizer(p_.initial_z, s_.state, head_, shape.size, row_, b_.BorderZ(0));
+      LoadNormalizer(p_.initial_z, s_.state, head_, shape.size, row_, b_.BoundaryZ(0));
     }
   }
 
-  // S^T as strips, from strips of S.
+  // Transposes S from column blocks of kPartColumns columns to column blocks of S^T.
   HWY_ATTR void PutTransposed(const float* state, const StateShape& shape, T* to) const {
     if constexpr (sizeof(T) == sizeof(float)) {
       constexpr auto kWidth = static_cast<size_t>(kPartColumns);
       const size_t keys = (row_ + kWidth - 1) / kWidth * kWidth;
-      ForStripsOf<T>(shape, [&](size_t column, size_t width) HWY_ATTR {
-        T* strip = to + shape.Offset(column);
+      ForColumnBlocks<T>(shape, [&](size_t column, size_t width) HWY_ATTR {
+        T* column_block = to + shape.Offset(column);
         for (size_t c = 0; c < width; c += N) {
           for (size_t r = 0; r < shape.rows; r += N) {
             hn::Vec<D> v[N];
@@ -130,7 +129,7 @@ class BackwardHead : GateGradients<T> {
             }
             hs::Transpose(d_, v);
             for (size_t i = 0; i < HWY_MIN(N, shape.rows - r); ++i) {
-              hn::Store(v[i], d_, strip + (r + i) * width + c);
+              hn::Store(v[i], d_, column_block + (r + i) * width + c);
             }
           }
         }
@@ -138,15 +137,15 @@ class BackwardHead : GateGradients<T> {
     }
   }
 
-  // The decays of columns, and values decayed to the ends of their tiles.
+  // Computes decays of columns, and values with the decays to the ends of their tiles.
   HWY_ATTR void DecayValues(int64_t first, size_t n) {
     reader_.ValueDecays(first, n, value_row_);
     BlockKeyTables<Form::kKey>(d_, b_.v, b_.rows.value_decay, n, value_row_, b_.rows.value_write,
                                b_.rows.value_tile_decay);
   }
 
-  // o of all tokens, where the gradient of the columns' decays needs it.
-  HWY_NOINLINE HWY_ATTR void KeepOutputs() {
+  // Computes o of all tokens, which the gradient of the columns' decays needs.
+  HWY_NOINLINE HWY_ATTR void StoreAllOutputs() {
     LoadState(d_, p_.initial, s_.state, head_, by_value_, b_.state);
     for (int64_t block = 0; block < NumBlocks(s_.count); ++block) {
       const int64_t first = block * kBlockTokens;
@@ -161,28 +160,29 @@ class BackwardHead : GateGradients<T> {
       x.row_decay = b_.rows.tile_decay;
       x.lane_decay = b_.rows.value_tile_decay;
       RowPrefetch prefetch;
-      Strips<Decay::kRowsLanes>(d_, x, n, false, by_value_.rows, by_value_.begin, by_value_.end, b_.state, prefetch);
+      SweepColumnBlocks<Decay::kRowsLanes>(d_, x, n, false, by_value_.rows, by_value_.begin, by_value_.end, b_.state,
+                                           prefetch);
       AddValuePairs(d_, b_.v, b_.rows.value_decay, b_.pairs, n, value_row_, by_value_.begin, by_value_.end, o);
     }
   }
 
   HWY_ATTR void KeyTables(size_t n) {
-    const Tables<T> tables = {b_.read, b_.write, b_.rows.tile_decay, b_.pairs, b_.pairs_against_time};
+    const Tables<T> tables = {b_.read, b_.write, b_.rows.tile_decay, b_.pairs, b_.reversed_pairs};
     WithForm(p_, [&](auto form) HWY_ATTR {
       BlockTables<form.value>(d_, {{b_.rows.q, lane_row_}, {b_.rows.k, lane_row_}}, b_.rows.decay, b_.rows.bonus, n,
                               row_, tables);
     });
   }
 
-  // Forward in time: dq of a block, and S^T past it.
+  // The forward pass over a block: computes dq, and advances S^T and z past the block.
   HWY_NOINLINE HWY_ATTR void QueryBlock(int64_t block, size_t n) {
     const int64_t first = block * kBlockTokens;
     TakeBlock(block);
     const bool for_decays = scalar_ && g_.d_log_decay.data != nullptr;
-    const bool last = block + 1 == NumBlocks(s_.count);  // its rows and tables are the first of pass two as well
+    const bool last = block + 1 == NumBlocks(s_.count);  // the reversed pass begins with its rows and tables
     const bool reads_queries = p_.normalize || for_decays || p_.feature != Feature::kIdentity || last;
     if (reads_queries) reader_.Queries(first, n);
-    if (p_.running_max()) b_.borders_m[block] = *reader_.max();
+    if (p_.running_max()) b_.boundary_m[block] = *reader_.max();
     reader_.Keys(first, n);
     reader_.Values(first, n, b_.v, value_row_);
     LoadRows(d_, g_.d_o, s_, head_, first, n, values_, b_.d_o, value_row_);
@@ -196,12 +196,12 @@ class BackwardHead : GateGradients<T> {
       });
     }
     if (p_.has_value_decay) ValueTables(first, n);
-    const StateShape borders = Borders();
-    T* state = b_.Border(block);
-    if (block > 0 && states_.compute == nullptr && b_.border_size != 0) {
-      std::memcpy(state, b_.Border(block - 1), borders.Offset(borders.end) * sizeof(T));
+    const StateShape shape = BoundaryShape();
+    T* state = b_.BoundaryState(block);
+    if (block > 0 && states_.compute == nullptr && b_.boundary_state_size != 0) {
+      std::memcpy(state, b_.BoundaryState(block - 1), shape.Offset(shape.end) * sizeof(T));
     }
-    // u = S d_o.
+    // u_t = S d_o_t.
     Product<T> x = {p_.has_value_decay ? b_.value_read : b_.d_o,
                     p_.has_value_decay ? b_.rows.value_write : b_.v,
                     value_row_,
@@ -211,7 +211,7 @@ class BackwardHead : GateGradients<T> {
                     lane_row_};
     x.row_decay = b_.rows.value_tile_decay;
     x.lane_decay = b_.rows.tile_decay;
-    Run<Decay::kLanes>(x, n, false, borders, state, prefetch);
+    Run<Decay::kLanes>(x, n, false, shape, state, prefetch);
     if (gated_) this->QueryPairs(n);
     if (for_decays) this->AddQueryProducts(first, n);
     if (scalar_) this->OwnQueryPairs(n);
@@ -220,35 +220,35 @@ class BackwardHead : GateGradients<T> {
       for (size_t t = 0; t < n; ++t) {
         d_denominators_[t] = b_.d_o[t * value_row_ + values_];
       }
-      if (for_decays) this->AddNormalizerProducts(first, n, b_.BorderZ(block), reader_.NormalizerDecays());
+      if (for_decays) this->AddNormalizerProducts(first, n, b_.BoundaryZ(block), reader_.NormalizerDecays());
     }
     if (!KeepsQueryGradients()) this->AddToHead(Base::kQueries, block, n);
   }
 
-  // Against time: dk and dv of a block, and D before it.
+  // The reversed pass over a block: computes dk and dv, and D and D^T before the block.
   HWY_NOINLINE HWY_ATTR void KeyBlock(int64_t block, size_t n) {
     const int64_t first = block * kBlockTokens;
     TakeBlock(block);
     if (block + 1 < NumBlocks(s_.count)) {
-      if (p_.running_max()) *reader_.max() = b_.borders_m[block];
+      if (p_.running_max()) *reader_.max() = b_.boundary_m[block];
       reader_.Queries(first, n);
       reader_.Keys(first, n);
       reader_.Values(first, n, b_.v, value_row_);
       LoadRows(d_, g_.d_o, s_, head_, first, n, values_, b_.d_o, value_row_);
-      if (p_.normalize) DivideAgain(n);
+      if (p_.normalize) DivideByStoredDenominators(n);
       if (gated_) KeyTables(n);
       if (p_.has_value_decay) ValueTables(first, n);
     }
     RowPrefetch prefetch = EarlierRows(block);
     if (p_.normalize) PutNormalizer(n);
-    const bool of_decays = g_.d_log_decay.data != nullptr || g_.d_log_value_decay.data != nullptr;
-    if (gated_ && of_decays) this->BoundaryProducts(block);
+    const bool wants_decays = g_.d_log_decay.data != nullptr || g_.d_log_value_decay.data != nullptr;
+    if (gated_ && wants_decays) this->BoundaryProducts(block);
     const T* read = gated_ ? b_.read : b_.rows.q;
     const T* write = gated_ ? b_.write : b_.rows.k;
     const T* value_read = p_.has_value_decay ? b_.value_read : b_.d_o;
     const T* value_write = p_.has_value_decay ? b_.rows.value_write : b_.v;
 
-    // D v.
+    // x_t = D v_t.
     Product<T> x = {value_write, value_read, value_row_, read, lane_row_, b_.dk, lane_row_};
     x.row_decay = b_.rows.value_tile_decay;
     x.lane_decay = b_.rows.tile_decay;
@@ -270,10 +270,10 @@ class BackwardHead : GateGradients<T> {
 
     if (KeepsQueryGradients()) this->AddToHead(Base::kQueries, block, n);
     this->AddToHead(Base::kKeys, block, n);
-    const bool of_value_decay = g_.d_log_value_decay.data != nullptr;
-    if (g_.dv.data == nullptr && g_.d_initial.data == nullptr && !of_value_decay) return;
+    const bool wants_value_decay = g_.d_log_value_decay.data != nullptr;
+    if (g_.dv.data == nullptr && g_.d_initial.data == nullptr && !wants_value_decay) return;
 
-    // D^T k.
+    // dv_t = D^T k_t.
     Product<T> y = {write, read, row_, value_read, value_lane_row_, b_.dv, value_lane_row_};
     const bool in_place = InPlace<T>(g_.dv, p_.value_size) && !p_.has_value_decay;
     if (in_place) {
@@ -282,11 +282,11 @@ class BackwardHead : GateGradients<T> {
     }
     y.row_decay = b_.rows.tile_decay;
     if (p_.has_value_decay) y.lane_decay = b_.rows.value_tile_decay;
-    y.pairs = b_.pairs_against_time;
+    y.pairs = b_.reversed_pairs;
     Run<Decay::kRows>(y, n, true, by_value_, b_.d_state, prefetch);
     if (p_.has_value_decay) {
       this->ValuePairGradients(n);
-      if (of_value_decay) this->ValueDecayGradients(first, n);
+      if (wants_value_decay) this->ValueDecayGradients(first, n);
       this->OwnValuePairs(n);
     }
     if (g_.dv.data == nullptr || in_place) return;
@@ -295,7 +295,7 @@ class BackwardHead : GateGradients<T> {
 
   bool KeepsQueryGradients() const { return BackwardBuffers<T>::KeepsQueryGradients(p_); }
 
-  // The place of the data that is kept of a block.
+  // Sets the pointers to the data that the forward pass stores for the reversed pass.
   HWY_ATTR void TakeBlock(int64_t block) {
     const size_t first = static_cast<size_t>(block) * kBlock;
     if (KeepsQueryGradients()) dq_ = b_.dq + first * row_;
@@ -304,7 +304,7 @@ class BackwardHead : GateGradients<T> {
     d_denominators_ = b_.d_denominators + first;
   }
 
-  // Computes, for a gate of columns, d_o and v as the tiles take them, and w_tj with its decays.
+  // Computes the tables of decays of columns: d_o and v with their decays, and w_tj.
   HWY_ATTR void ValueTables(int64_t first, size_t n) {
     reader_.ValueDecays(first, n, value_row_);
     BlockTables<Form::kKey>(d_, {{b_.d_o, value_lane_row_}, {b_.v, value_lane_row_}}, b_.rows.value_decay,
@@ -313,33 +313,33 @@ class BackwardHead : GateGradients<T> {
   }
 
   template <Decay kDecay>
-  HWY_INLINE void Run(const Product<T>& x, size_t n, bool against_time, const StateShape& shape, T* state,
+  HWY_INLINE void Run(const Product<T>& x, size_t n, bool reversed, const StateShape& shape, T* state,
                       RowPrefetch& prefetch) {
-    const auto strips = [&](auto decay) HWY_ATTR {
-      Strips<decay.value>(d_, x, n, against_time, shape.rows, shape.begin, shape.end, state, prefetch);
+    const auto sweep = [&](auto decay) HWY_ATTR {
+      SweepColumnBlocks<decay.value>(d_, x, n, reversed, shape.rows, shape.begin, shape.end, state, prefetch);
     };
     if (p_.has_value_decay) {
-      strips(std::integral_constant<Decay, kDecay == Decay::kLanes ? Decay::kLanesRows : Decay::kRowsLanes>());
+      sweep(std::integral_constant<Decay, kDecay == Decay::kLanes ? Decay::kLanesRows : Decay::kRowsLanes>());
     } else if (!gated_) {
-      strips(std::integral_constant<Decay, Decay::kNone>());
+      sweep(std::integral_constant<Decay, Decay::kNone>());
     } else if (scalar_) {
-      strips(std::integral_constant<Decay, Decay::kLanes>());
+      sweep(std::integral_constant<Decay, Decay::kLanes>());
     } else {
-      strips(std::integral_constant<Decay, kDecay>());
+      sweep(std::integral_constant<Decay, kDecay>());
     }
   }
 
-  // d_o / d_t in place of d_o.
+  // Replaces d_o_t by d_o_t / d_t, with d_t the denominator.
   HWY_ATTR void Normalize(int64_t block, size_t n) {
-    Denominators(d_, b_.rows.q, b_.rows.k, reader_.NormalizerDecays(), n, row_, b_.BorderZ(block), b_.z, row_,
+    Denominators(d_, b_.rows.q, b_.rows.k, reader_.NormalizerDecays(), n, row_, b_.BoundaryZ(block), b_.z, row_,
                  b_.denominators);
-    std::memcpy(b_.BorderZ(block + 1), b_.z + (n - 1) * row_, row_ * sizeof(T));
+    std::memcpy(b_.BoundaryZ(block + 1), b_.z + (n - 1) * row_, row_ * sizeof(T));
     this->DivideByDenominators(n, inverses_);
   }
-  HWY_ATTR void DivideAgain(size_t n) {
+  HWY_ATTR void DivideByStoredDenominators(size_t n) {
     for (size_t t = 0; t < n; ++t) this->ScaleRow(inverses_[t], b_.d_o + t * value_row_);
   }
-  // In the extra columns of d_o and v, the gradient of z . q and 1.
+  // Stores the gradient of z_t . q_t and 1 in the extra columns of d_o and v.
   HWY_ATTR void PutNormalizer(size_t n) {
     for (size_t t = 0; t < n; ++t) {
       b_.d_o[t * value_row_ + values_] = d_denominators_[t];
@@ -347,28 +347,28 @@ class BackwardHead : GateGradients<T> {
     }
   }
 
-  // The first pass stores this for the second.
-  HWY_ATTR void AddKept(int64_t block, RowPrefetch& prefetch) const {
-    const size_t row = row_ * sizeof(T), state = static_cast<size_t>(b_.border_size) * sizeof(T) / kBlock;
+  // Adds prefetches of what the forward pass stores for the reversed pass.
+  HWY_ATTR void AddStoredRows(int64_t block, RowPrefetch& prefetch) const {
+    const size_t row = row_ * sizeof(T), state = static_cast<size_t>(b_.boundary_state_size) * sizeof(T) / kBlock;
     if (KeepsQueryGradients()) {
       prefetch.Add(b_.dq + static_cast<size_t>(block) * kBlock * row_, static_cast<int64_t>(row), row);
     }
-    if (state != 0) prefetch.Add(b_.Border(block), static_cast<int64_t>(state), state);
+    if (state != 0) prefetch.Add(b_.BoundaryState(block), static_cast<int64_t>(state), state);
   }
 
-  // The block after, in pass one.
+  // The prefetches of the forward pass.
   HWY_ATTR RowPrefetch LaterRows(int64_t block, bool reads_queries) const {
     if (block + 1 >= NumBlocks(s_.count)) return {};
     const Rows none = {}, &q = reads_queries ? p_.q : none, &dq = KeepsQueryGradients() ? none : g_.dq;
     const Rows& decays = scalar_ ? none : p_.log_decay;
     RowPrefetch prefetch = this->RowsOf(block + 1, {&p_.k, &q}, {&dq}, {&decays}, {&p_.v, &g_.d_o});
-    AddKept(block + 1, prefetch);
-    prefetch.Begin(TokensOf(block + 1), NumAsks<T>(Borders()));
+    AddStoredRows(block + 1, prefetch);
+    prefetch.Begin(TokensOf(block + 1), NumPrefetches<T>(BoundaryShape()));
     return prefetch;
   }
 
-  // The block before, which is the next. Where the rows and states of one block fill much of
-  // a core's second cache, what is asked for early is gone when it is needed.
+  // The prefetches of the reversed pass. If the rows and states of one block fill much of L2, prefetched lines would be
+  // evicted before they are used.
   HWY_ATTR RowPrefetch EarlierRows(int64_t block) const {
     constexpr size_t kMost = size_t{512} << 10;
     const size_t elements = 3 * row_ * value_row_ + kBlock * (11 * row_ + 8 * value_row_);
@@ -377,20 +377,19 @@ class BackwardHead : GateGradients<T> {
     const Rows &decays = scalar_ ? none : p_.log_decay, &d_decays = scalar_ ? none : g_.d_log_decay;
     RowPrefetch prefetch =
         this->RowsOf(block - 1, {&p_.k, &p_.q}, {&g_.dk, &dq}, {&decays, &d_decays}, {&p_.v, &g_.d_o, &g_.dv});
-    AddKept(block - 1, prefetch);
-    prefetch.Begin(kBlock, NumAsks<T>(by_key_) + NumAsks<T>(by_value_));
+    AddStoredRows(block - 1, prefetch);
+    prefetch.Begin(kBlock, NumPrefetches<T>(by_key_) + NumPrefetches<T>(by_value_));
     return prefetch;
   }
 
   const ChunkStates& states_;
   void* const states_scratch_;
   const bool gated_, scalar_;
-  const ptrdiff_t lane_row_, value_lane_row_;          // row_ and value_row_ as strides of lanes
+  const ptrdiff_t lane_row_, value_lane_row_;          // row_ and value_row_ as signed strides
   T *inverses_ = nullptr, *d_denominators_ = nullptr;  // of the current block
 };
 
-// Columns that a task may leave to another: none where a sum over all of them is needed
-// on the way.
+// The number of columns that may be divided among tasks: 0 if an intermediate result is a sum over all of them.
 inline int64_t Separable(const Problem& p) {
   const bool whole = p.normalize || p.has_value_decay || p.feature == Feature::kSoftmax ||
                      p.feature == Feature::kTaylor || IsRandom(p.feature);
@@ -404,7 +403,7 @@ int64_t PartColumns(const Problem& p, const TaskQueue& queue) {
   return std::min((units + queue.parts() - 1) / queue.parts() * kPartColumns, row);
 }
 
-// `states`: of the borders of blocks, where a kernel of chunks computes them; or none.
+// `states` computes the states at block boundaries with a chunked kernel, or is empty.
 template <class T>
 BackwardBytes BackwardWorkspace(int64_t threads, const Problem& p, const ChunkStates& states) {
   const TaskQueue queue(p, threads, Separable(p));
@@ -428,7 +427,7 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g, const ChunkSta
   ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
     const auto& buffers = *static_cast<const BackwardBuffers<T>*>(ctx.Scratch(worker));
     const Task task = queue.At(index);
-    const bool of_projection = g.d_projection.data != nullptr;
+    const bool wants_projection = g.d_projection.data != nullptr;
     if (IsRandom(p.feature)) {
       PackProjection(p, buffers.rows.raw, buffers.projection);
       const auto size = ProjectionShape<T>(p);
@@ -440,7 +439,7 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g, const ChunkSta
     } else {
       SumsBackwardHead<T>(p, g, task, buffers, shared).Compute();
     }
-    if (of_projection) AddToProjection(p, task, buffers, shared);
+    if (wants_projection) AddToProjection(p, task, buffers, shared);
   });
   if (g.d_projection.data != nullptr) StoreProjectionGradient(p, g, shared.d_projection);
   StoreConstants(p, shared, shared.d_bonus, g.d_bonus);

@@ -1,4 +1,4 @@
-// The recurrence backward for f64. A file of its own so that dtypes compile side by side.
+// The recurrence backward for f64. Each dtype has its own file, so that they compile in parallel.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/recurrence/kernels.h"

@@ -1,25 +1,23 @@
-// A block of tokens on its way through the recurrence: rows widened and mapped, decays
-// folded into them, sums and states loaded and stored.
+// A block of tokens of the recurrence: loading and widening rows, folding decays into tables, loading and storing
+// states.
 //
-// Compiled once per SIMD target. With a_t = exp(log_decay_t) <= 1, over the tokens
-// 1..n of a tile:
+// Compiled once per SIMD target. With a_t = exp(log_decay_t) <= 1, the tables of a tile of tokens 1..n are
 //
-//   E_t = a_1 ... a_t       read = q_t .* E_t
-//   F_j = a_{j+1} ... a_n   write = k_j .* F_j       decay = TileDecay(E_n)
+//   E_t = a_1 ... a_t       read_t  = q_t .* E_t
+//   F_j = a_{j+1} ... a_n   write_j = k_j .* F_j       decay = TileDecay(E_n)
 //   pairs_tj = sum_i q_ti k_ji (a_{j+1} ... a_t)_i,  j <= t
 //
-// or in the bonus form, whose queries see the state before their token, read = q_t .*
-// E_{t-1}, pairs_tj up to a_{t-1}, and pairs_tt = sum_i q_ti u_i k_ti.
+// so that o_t = S^T read_t + sum_{j <= t} pairs_tj v_j and S <- E_n .* S + sum_j write_j v_j^T (register_tile-inl.h).
+// With the u term (Form::kBonus) queries read the state before their token: read_t = q_t .* E_{t-1}, pairs_tj has the
+// decays up to a_{t-1}, and pairs_tt = sum_i q_ti u_i k_ti.
 //
-// Products of at most four factors <= 1 and nothing divided: no decay over- or
-// underflows on the way (exp(-G) of a cumulative decay G does).
+// The tables are products of at most four factors <= 1 and nothing is divided, so that no intermediate decay over- or
+// underflows, as exp(-G) of a cumulative log decay G would.
 //
-// A state S is multiplied by T / 4 such decays. Where all are equal and near 1, each is
-// rounded alike, and what is written early drifts by T / 8 roundings. E - 1 is known to a
-// rounding of itself: S + (E - 1) S is off by a rounding of S, of either sign as long as
-// something is written with it (StateTile). What is written once and then decays alone by
-// less than a rounding per tile stays as it is: half a rounding per tile is the most it is
-// off by.
+// A state is multiplied by T / 4 decays E. If all are equal and near 1, each is rounded alike, and what early tokens
+// have written drifts by T / 8 roundings. E - 1 is accurate to a rounding of itself: S + (E - 1) S is off by a rounding
+// of S, of either sign as long as tokens write to it (StateTile). A value that is written once and then decays by less
+// than a rounding per tile stays as it is, which is off by at most half a rounding per tile.
 #if defined(HEED_ENGINES_RECURRENCE_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_BLOCK_INL_H_
 #undef HEED_ENGINES_RECURRENCE_BLOCK_INL_H_
@@ -48,33 +46,31 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 inline constexpr auto kBlock = static_cast<size_t>(kBlockTokens);
 inline constexpr auto kTile = static_cast<size_t>(kTileTokens);
 
-// Elements of a row padded to whole vectors.
+// The number of elements of a row, padded to whole vectors.
 template <class T>
 constexpr size_t Padded(int64_t size) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
   return (static_cast<size_t>(size) + N - 1) / N * N;
 }
 
-// True if tiles can load or store these rows as they are: each element once, so that a copy
-// gains nothing.
+// True if tiles can load or store these rows in memory. They access each element once, so a copy gains nothing.
 template <class T>
 bool InPlace(const Rows& rows, int64_t size) {
   return rows.data != nullptr && rows.dtype == DTypeOf<T>::value && static_cast<size_t>(size) == Padded<T>(size);
 }
 
-// Row of token `token` and head `head` of a sequence.
 template <class S>
 HWY_INLINE S* RowAt(const Rows& rows, const Sequence& s, int64_t head, int64_t token) {
   return const_cast<S*>(static_cast<const S*>(rows.data)) + s.batch * rows.batch_stride +
          (s.first + token) * rows.token_stride + head * rows.head_stride;
 }
 
-// One number of a token, in elements of `rows`.
+// The offset of a token's row, in elements of `rows`.
 inline int64_t NumberAt(const Rows& rows, const Sequence& s, int64_t head, int64_t token) {
   return s.batch * rows.batch_stride + (s.first + token) * rows.token_stride + head * rows.head_stride;
 }
 
-// Does what LoadRows does for constants, which may be f64 beside f32 and f32 or less beside f64.
+// LoadRows() for constants that LoadWide() does not convert: f64 with f32 computation, and f32 or 16 bits with f64.
 template <class T>
 HWY_NOINLINE void ConvertRows(const Rows& rows, const Sequence& s, int64_t head, int64_t first, size_t n, size_t size,
                               T* HWY_RESTRICT to, size_t row, size_t every) {
@@ -87,7 +83,8 @@ HWY_NOINLINE void ConvertRows(const Rows& rows, const Sequence& s, int64_t head,
   }
 }
 
-// Tokens [first, first + n), widened, zeros from `size` to `row`; `every` row of `to`.
+// Loads the rows of tokens [first, first + n), widened, with zeros from `size` to `row`, into each `every`-th row of
+// `to`.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void LoadRows(D d, const Rows& rows, const Sequence& s, int64_t head, int64_t first, size_t n, size_t size,
                          T* HWY_RESTRICT to, size_t row, size_t every = 1) {
@@ -108,7 +105,7 @@ HWY_INLINE void LoadRows(D d, const Rows& rows, const Sequence& s, int64_t head,
   });
 }
 
-// Asks for columns [begin, end) of the rows from token `first` on.
+// Adds columns [begin, end) of the rows from token `first` on to the prefetches.
 inline void AddRows(RowPrefetch& prefetch, const Rows& rows, const Sequence& s, int64_t head, int64_t first,
                     int64_t begin, int64_t end) {
   const auto bytes = static_cast<int64_t>(SizeOf(rows.dtype));
@@ -116,7 +113,7 @@ inline void AddRows(RowPrefetch& prefetch, const Rows& rows, const Sequence& s, 
                rows.token_stride * bytes, static_cast<size_t>((end - begin) * bytes));
 }
 
-// The inverse of LoadRows, columns [begin, end) of rows of `size`; f(vector, token, column).
+// Stores columns [begin, end) of rows, rounded, as f(vector, token, column).
 template <class D, class F, class T = hn::TFromD<D>>
 HWY_INLINE void StoreRows(D d, const T* HWY_RESTRICT from, size_t row, const Rows& rows, const Sequence& s,
                           int64_t head, int64_t first, size_t n, size_t begin, size_t end, const F& f) {
@@ -135,55 +132,56 @@ inline void StoreNumber(const Rows& rows, const Sequence& s, int64_t head, int64
   StoreDouble(rows.dtype, const_cast<void*>(rows.data), NumberAt(rows, s, head, token), number);
 }
 
-// A state of columns [begin, end) in strips of at most so many vectors, from views and back.
+// The shape of columns [begin, end) of a state in column blocks of at most kVectors vectors.
 template <int kVectors>
-struct StripShape {
-  size_t rows;  // of the state in memory, of which `stored` are in the views
+struct BlockedShape {
+  size_t rows;  // rows of the state in column blocks, of which the first `stored` are also in States
   size_t stored;
-  size_t begin, end;  // whole vectors
-  size_t size;        // columns that exist
-  bool transposed;    // rows are values, columns keys
+  size_t begin, end;  // multiples of a vector
+  size_t size;        // number of columns without padding
+  bool transposed;    // true if rows are value channels and columns key channels
 
-  size_t Offset(size_t column) const { return (column - begin) * rows; }  // of a strip
+  // Offset of the column block that begins at `column`.
+  size_t Offset(size_t column) const { return (column - begin) * rows; }
 };
-using StateShape = StripShape<kMaxStrip>;  // as Strips() wants it
+using StateShape = BlockedShape<kColumnBlockVectors>;
 
 template <class T, int kVectors>
-size_t NumStrips(const StripShape<kVectors>& shape) {
+size_t NumColumnBlocks(const BlockedShape<kVectors>& shape) {
   constexpr size_t kWidth = kVectors * hn::MaxLanes(hn::ScalableTag<T>());
   return (shape.end - shape.begin + kWidth - 1) / kWidth;
 }
 
-// The number of prefetches of some rows per block in Strips(), AddOuterProducts() and ReadState().
+// The number of calls of RowPrefetch::Issue() per block in SweepColumnBlocks(), AddOuterProducts() and ReadState().
 template <class T>
-size_t NumAsks(const StateShape& shape) {
-  return NumStrips<T>(shape) * (kBlock / kTile) * (shape.rows / RowPrefetch::kAskRows);
+size_t NumPrefetches(const StateShape& shape) {
+  return NumColumnBlocks<T>(shape) * (kBlock / kTile) * (shape.rows / RowPrefetch::kPrefetchRows);
 }
 template <class T>
-size_t NumAsksOfSums(const StateShape& shape) {
-  return NumStrips<T>(shape) * shape.rows / hs::TileRows<kMaxStrip>();
+size_t NumSumPrefetches(const StateShape& shape) {
+  return NumColumnBlocks<T>(shape) * shape.rows / hs::TileRows<kColumnBlockVectors>();
 }
 template <class T>
-size_t NumAsksOfReads(const StateShape& shape) {
-  return NumStrips<T>(shape) * kBlock / hs::TileRows<kMaxStrip>();
+size_t NumReadPrefetches(const StateShape& shape) {
+  return NumColumnBlocks<T>(shape) * kBlock / hs::TileRows<kColumnBlockVectors>();
 }
 
-// f(std::integral_constant<int, vectors>, first column) of each strip.
+// Calls f(std::integral_constant<int, vectors>, first column) for each column block.
 template <class T, int kVectors, class F>
-HWY_INLINE void ForStripVectors(const StripShape<kVectors>& shape, const F& f) {
+HWY_INLINE void ForColumnBlockVectors(const BlockedShape<kVectors>& shape, const F& f) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
   hs::ForTiles<kVectors>(shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR { f(vectors, c * N); });
 }
 
-// f(first column, width) of each strip.
+// Calls f(first column, width) for each column block.
 template <class T, int kVectors, class F>
-HWY_INLINE void ForStripsOf(const StripShape<kVectors>& shape, const F& f) {
+HWY_INLINE void ForColumnBlocks(const BlockedShape<kVectors>& shape, const F& f) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
-  ForStripVectors<T>(shape, [&](auto vectors, size_t column) HWY_ATTR { f(column, vectors.value * N); });
+  ForColumnBlockVectors<T>(shape, [&](auto vectors, size_t column) HWY_ATTR { f(column, vectors.value * N); });
 }
 
 template <class D, int kVectors, class F>
-HWY_INLINE void ForStateElements(D /*d*/, const StripShape<kVectors>& shape, const F& f) {
+HWY_INLINE void ForStateElements(D /*d*/, const BlockedShape<kVectors>& shape, const F& f) {
   constexpr size_t N = hn::MaxLanes(D());
   hs::ForTiles<kVectors>(shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
     constexpr size_t kWidth = vectors.value * N;
@@ -204,7 +202,7 @@ HWY_INLINE T* StateAt(const States& states, int64_t sequence, int64_t head) {
 
 template <class D, int kVectors, class T = hn::TFromD<D>>
 HWY_NOINLINE void LoadState(D d, const States& states, int64_t sequence, int64_t head,
-                            const StripShape<kVectors>& shape, T* state) {
+                            const BlockedShape<kVectors>& shape, T* state) {
   std::memset(state, 0, shape.Offset(shape.end) * sizeof(T));
   if (states.data == nullptr) return;
   const T* at = StateAt<T>(states, sequence, head);
@@ -216,7 +214,7 @@ HWY_NOINLINE void LoadState(D d, const States& states, int64_t sequence, int64_t
 }
 
 template <class D, int kVectors, class T = hn::TFromD<D>>
-HWY_NOINLINE void StoreState(D d, const T* state, const StripShape<kVectors>& shape, const States& states,
+HWY_NOINLINE void StoreState(D d, const T* state, const BlockedShape<kVectors>& shape, const States& states,
                              int64_t sequence, int64_t head) {
   if (states.data == nullptr) return;
   T* at = StateAt<T>(states, sequence, head);
@@ -227,20 +225,20 @@ HWY_NOINLINE void StoreState(D d, const T* state, const StripShape<kVectors>& sh
   });
 }
 
-// state[r][c] += sum_t rows_t[r] lanes_t[c] over n tokens, the first first. What
-// `prefetch` asks for is spread over the tiles, of at least four rows of a strip.
+// state[r][c] += sum_t rows_t[r] lanes_t[c] over n tokens, in ascending order. Prefetches are distributed over the
+// tiles, which have at least four rows of a column block.
 template <class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void AddOuterProducts(D d, const T* rows, size_t row_stride, const T* lanes, size_t lane_stride, size_t n,
                                    const StateShape& shape, T* state, RowPrefetch& prefetch) {
   constexpr size_t N = hn::MaxLanes(D());
-  hs::ForTiles<kMaxStrip>(shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
+  hs::ForTiles<kColumnBlockVectors>(shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
     constexpr auto kWidth = static_cast<ptrdiff_t>(vectors.value * N);
-    T* strip = state + shape.Offset(c * N);
+    T* column_block = state + shape.Offset(c * N);
     hs::ForTiles<hs::TileRows<vectors.value>()>(0, shape.rows, [&](auto tile, size_t r) HWY_ATTR {
-      prefetch.Some();
+      prefetch.Issue();
       hs::AccumulateTile<tile.value, vectors.value, false>(d, rows + r, 1, static_cast<ptrdiff_t>(row_stride),
                                                            lanes + c * N, static_cast<ptrdiff_t>(lane_stride), n,
-                                                           strip + static_cast<ptrdiff_t>(r) * kWidth, kWidth);
+                                                           column_block + static_cast<ptrdiff_t>(r) * kWidth, kWidth);
     });
   });
 }
@@ -252,15 +250,15 @@ HWY_INLINE void AddOuterProducts(D d, const T* rows, size_t row_stride, const T*
   AddOuterProducts(d, rows, row_stride, lanes, lane_stride, n, shape, state, none);
 }
 
-// out_t[c] = sum_r rows_t[r] state[r][c] of n tokens.
+// out_t[c] = sum_r rows_t[r] state[r][c] for n tokens.
 template <class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void ReadState(D d, const T* rows, size_t row_stride, size_t n, const StateShape& shape, const T* state,
                             T* out, size_t out_stride, RowPrefetch& prefetch) {
   constexpr size_t N = hn::MaxLanes(D());
   std::memset(out, 0, n * out_stride * sizeof(T));
-  hs::ForTiles<kMaxStrip>(shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
+  hs::ForTiles<kColumnBlockVectors>(shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
     hs::ForTiles<hs::TileRows<vectors.value>()>(0, n, [&](auto tokens, size_t t) HWY_ATTR {
-      prefetch.Some();
+      prefetch.Issue();
       hs::AccumulateTile<tokens.value, vectors.value, false>(
           d, rows + t * row_stride, static_cast<ptrdiff_t>(row_stride), 1, state + shape.Offset(c * N),
           static_cast<ptrdiff_t>(vectors.value * N), shape.rows, out + t * out_stride + c * N,
@@ -276,7 +274,7 @@ HWY_INLINE void ReadState(D d, const T* rows, size_t row_stride, size_t n, const
   ReadState(d, rows, row_stride, n, shape, state, out, out_stride, none);
 }
 
-// z: [K], padded.
+// Loads z [K], padded with zeros to `row` elements.
 template <class T>
 HWY_INLINE void LoadNormalizer(const States& states, int64_t sequence, int64_t head, size_t size, size_t row, T* z) {
   std::memset(z, 0, row * sizeof(T));
@@ -296,7 +294,7 @@ HWY_INLINE void StoreNormalizer(const T* z, const States& states, int64_t sequen
   }
 }
 
-// Rows that are read where they are.
+// Rows in memory, `stride` elements apart.
 template <class T>
 struct RowsAt {
   const T* data;
@@ -305,8 +303,8 @@ struct RowsAt {
   const T* operator()(size_t t) const { return data + static_cast<ptrdiff_t>(t) * stride; }
 };
 
-// a = exp(min(log decay, 0)) of n tokens in rows of `row` elements, and the product of a tile's
-// minus 1 in rows of `less_one`; NaN stays. `decay` may be where the log decays are.
+// Computes a_t = exp(min(log_decay_t, 0)) of n tokens into rows of `decay`, and E_n - 1 of each tile into rows of
+// `less_one`. NaN propagates. `decay` may replace the log decays.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void ExpDecays(D d, const RowsAt<T>& log_decay, size_t n, size_t row, T* decay, T* less_one) {
   const auto zero = hn::Zero(d);
@@ -325,7 +323,7 @@ HWY_INLINE void ExpDecays(D d, const RowsAt<T>& log_decay, size_t n, size_t row,
   }
 }
 
-// This takes one number per token, for a block that ends with zeros.
+// ExpDecays() for one log decay per token of a whole block. Missing tokens have zeros.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void ExpScalarDecays(D d, T* log_decay, size_t n, size_t row, T* less_one) {
   constexpr size_t N = hn::MaxLanes(D());
@@ -348,18 +346,18 @@ HWY_INLINE void ExpScalarDecays(D d, T* log_decay, size_t n, size_t row, T* less
   }
 }
 
-// The decay E of a tile as a product takes it: E - 1 where E is near 1, to a rounding of
-// that and not of 1, else E.
+// The decay E of a tile in the form that Product takes: E - 1 if E >= 1/2, with the accuracy of a rounding of E - 1,
+// else E.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V TileDecay(D d, V decay, V less_one) {
   const auto near = hn::And(hn::Ge(decay, hn::Set(d, hn::TFromD<D>{0.5})), hn::Lt(less_one, hn::Zero(d)));
   return hn::IfThenElse(near, less_one, decay);
 }
 
-// The decays of a tile, one per token for scalars and else rows, and its form.
+// The decays of a tile: one per token, a row per token, or a row per token with the u term.
 enum class Form { kScalar, kKey, kBonus };
 
-// f(std::integral_constant<Form, ...>) for a gated problem.
+// Calls f(std::integral_constant<Form, ...>) for a problem with decays.
 template <class F>
 HWY_INLINE void WithForm(const Problem& p, const F& f) {
   if (p.gate == Gate::kScalar) return f(std::integral_constant<Form, Form::kScalar>());
@@ -367,29 +365,29 @@ HWY_INLINE void WithForm(const Problem& p, const F& f) {
   f(std::integral_constant<Form, Form::kKey>());
 }
 
-// Elements of `decay` per token.
+// The number of elements of `decay` per token.
 constexpr size_t DecayRow(Form form, size_t row) { return form == Form::kScalar ? 1 : row; }
 
-// Column i of token t.
+// The decays of token t from column i on.
 template <Form kForm, class D, class T = hn::TFromD<D>>
 HWY_INLINE hn::Vec<D> DecayAt(D d, const T* decay, int t, size_t row, size_t i) {
   if constexpr (kForm == Form::kScalar) return hn::Set(d, decay[t]);
   return hn::Load(d, decay + static_cast<size_t>(t) * row + i);
 }
 
-// Queries, to be multiplied by `scale`, and keys.
+// Queries, which are still to be multiplied by `scale`, and keys.
 template <class T>
 struct QueriesAndKeys {
   RowsAt<T> q, k;
   T scale = 1;
 };
 
-// The tables of one tile of TB tokens, the first being `begin`. `tile_decay` comes with E - 1; `bonus`
-// is u. q and read may be the same memory, k and write too.
+// Computes the tables of a tile of TB tokens, the first being `begin`. On entry `tile_decay` is E_n - 1; `bonus` is u.
+// q and `read` may be the same memory, and so may k and `write`.
 template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void TileTables(D d, const QueriesAndKeys<T>& rows, size_t begin, const T* decay, const T* bonus, size_t row,
-                           T* read, T* write, T* tile_decay, T* pairs, T* pairs_against_time) {
-  constexpr bool kBefore = kForm == Form::kBonus;  // the state is read before the token
+                           T* read, T* write, T* tile_decay, T* pairs, T* reversed_pairs) {
+  constexpr bool kBefore = kForm == Form::kBonus;  // queries read the state before their token
   constexpr size_t N = hn::MaxLanes(D());
   const V scale = hn::Set(d, rows.scale);
   V sum[TB][TB];
@@ -399,7 +397,7 @@ HWY_INLINE void TileTables(D d, const QueriesAndKeys<T>& rows, size_t begin, con
     for (int j = 0; j < TB; ++j) sum[t][j] = hn::Zero(d);
   }
   for (size_t i = 0; i < row; i += N) {
-    V decayed[TB];  // keys, up to the current token
+    V decayed[TB];  // keys with the decays up to the current token
     V from_begin = hn::Set(d, T{1});
     HWY_UNROLL(4)
     for (int t = 0; t < TB; ++t) {
@@ -432,14 +430,14 @@ HWY_INLINE void TileTables(D d, const QueriesAndKeys<T>& rows, size_t begin, con
     for (int j = 0; j <= t; ++j) {
       const T pair = hn::ReduceSum(d, sum[t][j]);
       pairs[t * TB + j] = pair;
-      if (pairs_against_time != nullptr) {
-        pairs_against_time[(TB - 1 - j) * TB + (TB - 1 - t)] = pair;
+      if (reversed_pairs != nullptr) {
+        reversed_pairs[(TB - 1 - j) * TB + (TB - 1 - t)] = pair;
       }
     }
   }
 }
 
-// Only the tables that the state needs are computed here, with the same bits.
+// Computes only the tables that update the state, with the same bits.
 template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void TileKeyTables(D d, const T* k, const T* decay, size_t row, T* write, T* tile_decay) {
   for (size_t i = 0; i < row; i += hn::MaxLanes(D())) {
@@ -461,7 +459,7 @@ HWY_INLINE void TileKeyTables(D d, const T* k, const T* decay, size_t row, T* wr
   }
 }
 
-// f(std::integral_constant<int, tokens>, first token, tile) for the tiles of n tokens.
+// Calls f(std::integral_constant<int, tokens>, first token, tile) for the tiles of n tokens.
 template <class F>
 HWY_INLINE void ForTokenTiles(size_t n, const F& f) {
   for (size_t begin = 0; begin < n; begin += kTile) {
@@ -487,10 +485,10 @@ HWY_NOINLINE void BlockKeyTables(D d, const T* k, const T* decay, size_t n, size
 // The tables of a block.
 template <class T>
 struct Tables {
-  T *read, *write;                  // [kBlock][row]
-  T* decay;                         // [tiles][row], over each tile
-  T* pairs;                         // [tiles][TB][TB]
-  T* pairs_against_time = nullptr;  // the same for products against time, or null
+  T *read, *write;              // [kBlock][row]
+  T* decay;                     // [tiles][row]: TileDecay()
+  T* pairs;                     // [tiles][TB][TB]
+  T* reversed_pairs = nullptr;  // `pairs` for reversed passes, or null
 };
 
 template <Form kForm, class D, class T = hn::TFromD<D>>
@@ -500,27 +498,27 @@ HWY_NOINLINE void BlockTables(D d, const QueriesAndKeys<T>& rows, const T* decay
     const size_t at = begin * row, pair = tile * kTile * kTile;
     TileTables<tokens.value, kForm>(d, rows, begin, decay + begin * DecayRow(kForm, row), bonus, row, to.read + at,
                                     to.write + at, to.decay + tile * row, to.pairs + pair,
-                                    to.pairs_against_time == nullptr ? nullptr : to.pairs_against_time + pair);
+                                    to.reversed_pairs == nullptr ? nullptr : to.reversed_pairs + pair);
   });
 }
 
-// forward_f32.cc and forward_f64.cc compile these, for the backward pass too.
+// forward_f32.cc and forward_f64.cc instantiate these, also for the backward pass.
 #ifndef HEED_BLOCKS_OF
 #define HEED_TABLES_OF(EXTERN, T, FORM)                                                                            \
   EXTERN template void BlockKeyTables<FORM>(hn::ScalableTag<T>, const T*, const T*, size_t, size_t, T*, T*);       \
   EXTERN template void BlockTables<FORM>(hn::ScalableTag<T>, const QueriesAndKeys<T>&, const T*, const T*, size_t, \
                                          size_t, const Tables<T>&);
-#define HEED_STRIPS_OF(EXTERN, T, DECAY)                                                                              \
-  EXTERN template void Strips<DECAY>(hn::ScalableTag<T>, const Product<T>&, size_t, bool, size_t, size_t, size_t, T*, \
-                                     RowPrefetch&);
+#define HEED_SWEEPS_OF(EXTERN, T, DECAY)                                                                             \
+  EXTERN template void SweepColumnBlocks<DECAY>(hn::ScalableTag<T>, const Product<T>&, size_t, bool, size_t, size_t, \
+                                                size_t, T*, RowPrefetch&);
 #define HEED_BLOCKS_OF(EXTERN, T)                                                                               \
   HEED_TABLES_OF(EXTERN, T, Form::kScalar)                                                                      \
   HEED_TABLES_OF(EXTERN, T, Form::kKey)                                                                         \
   HEED_TABLES_OF(EXTERN, T, Form::kBonus)                                                                       \
-  HEED_STRIPS_OF(EXTERN, T, Decay::kNone)                                                                       \
-  HEED_STRIPS_OF(EXTERN, T, Decay::kRows)                                                                       \
-  HEED_STRIPS_OF(EXTERN, T, Decay::kLanes)                                                                      \
-  HEED_STRIPS_OF(EXTERN, T, Decay::kRowsLanes)                                                                  \
+  HEED_SWEEPS_OF(EXTERN, T, Decay::kNone)                                                                       \
+  HEED_SWEEPS_OF(EXTERN, T, Decay::kRows)                                                                       \
+  HEED_SWEEPS_OF(EXTERN, T, Decay::kLanes)                                                                      \
+  HEED_SWEEPS_OF(EXTERN, T, Decay::kRowsLanes)                                                                  \
   EXTERN template void AddOuterProducts(hn::ScalableTag<T>, const T*, size_t, const T*, size_t, size_t,         \
                                         const StateShape&, T*, RowPrefetch&);                                   \
   EXTERN template void ReadState(hn::ScalableTag<T>, const T*, size_t, size_t, const StateShape&, const T*, T*, \
@@ -529,16 +527,15 @@ HWY_NOINLINE void BlockTables(D d, const QueriesAndKeys<T>& rows, const T* decay
 HEED_BLOCKS_OF(extern, float)
 HEED_BLOCKS_OF(extern, double)
 
-// a .* z + k, the decay as TileDecay() gives it.
+// a .* z + k, where `decay` is a in the form of TileDecay().
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V NextNormalizer(D d, V decay, V z, V k) {
   const V rest = hn::IfThenElseZero(hn::Lt(decay, hn::Zero(d)), z);
   return hn::Add(rest, hn::MulAdd(decay, z, k));
 }
 
-// z_t = a_t .* z_{t-1} + k_t, to[t] = z_t . q_t. `decay` is null, or has one number per token,
-// as TileDecay() gives it. z_t goes to row t of `to_z`, whose rows are `stride` apart: 0 keeps
-// the last.
+// z_t = a_t .* z_{t-1} + k_t, to[t] = z_t . q_t. `decay` is null or has one number per token in the form of
+// TileDecay(). z_t is stored to row t of `to_z`, whose rows are `stride` apart; with 0 only the last remains.
 template <class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void Denominators(D d, const T* q, const T* k, const T* decay, size_t n, size_t row, const T* z, T* to_z,
                                size_t stride, T* to) {

@@ -1,18 +1,18 @@
 // RWKV-4, a weighted mean per channel: forward, backward and one token, for one dtype of states.
 //
-// Compiled once per SIMD target. Lanes are channels, of which a task owns a few vectors of one
-// sequence: they never meet. Per token and channel two exponentials, as of two weights that are
-// relative to the larger one is 1:
+// Compiled once per SIMD target. Lanes are channels, which are independent; a task owns a few vectors of channels of
+// one sequence. Per token and channel there are two pairs of weights, each relative to the larger one, which is 1, so
+// that each pair takes one exponential. With the state (num, den) relative to exp(p):
 //
-//   o_t = (A num + B v_t) / (A den + B)        A, B = exp(p - m), exp(u + k_t - m), m the larger
-//   num = E num + F v_t,  den = E den + F      E, F = exp(p + w - p'), exp(k_t - p'), p' the larger
+//   o_t = (A num + B v_t) / (A den + B)        A, B = exp(p - m), exp(u + k_t - m),  m = max(p, u + k_t)
+//   num' = E num + F v_t,  den' = E den + F    E, F = exp(p + w - p'), exp(k_t - p'),  p' = max(p + w, k_t)
 //
-// p + w is rounded, and w may be less than that: E takes what the sum has lost, or a channel that
-// hardly forgets would do so by whole roundings of p.
+// p + w is rounded, and w may be smaller than the rounding. E includes what the sum has lost; otherwise a channel with
+// slow decay would decay by multiples of a rounding of p.
 //
-// Backward, p and m count as constants, as they cancel. States are kept at the borders of blocks of
-// 64 tokens; in a block the state before each token is computed again, then gradients of (num, den)
-// go against time: four exponentials per token and channel.
+// Backward, p and m are treated as constants, because they cancel. States are stored at the boundaries of blocks of 64
+// tokens. In a block, the state before each token is recomputed, then the gradients of (num, den) are computed in
+// reverse, with four exponentials per token and channel.
 #if defined(HEED_ENGINES_RECURRENCE_CHANNELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_CHANNELS_INL_H_
 #undef HEED_ENGINES_RECURRENCE_CHANNELS_INL_H_
@@ -41,7 +41,7 @@ namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// A task has so many vectors, so that chains of tokens overlap.
+// Vectors of channels per task: the chains over tokens of several vectors overlap.
 inline constexpr int kChannelVectors = hs::kVectorRegisters == 32 ? 4 : 2;
 
 // Channels per task.
@@ -50,15 +50,15 @@ constexpr int64_t ChannelWidth() {
   return kChannelVectors * static_cast<int64_t>(hn::MaxLanes(hn::ScalableTag<T>()));
 }
 
-// One thread's memory.
+// The scratch memory of one thread.
 template <class T>
 struct ChannelBuffers {
   T *w, *u;            // [width]
-  T *num, *den, *max;  // [width]: the state, or what it was
+  T *num, *den, *max;  // [width]: the initial state, then the final one
   T *d_num, *d_den;    // [width]
-  T *dw, *du;          // [width]: of a block
+  T *dw, *du;          // [width]: sums over a block
   T* before;           // [kBlock][3][width]: states before each token
-  T* borders;          // [blocks][3][width]
+  T* boundary_states;  // [blocks][3][width]
 
   static int64_t Bytes(const Problem& p, bool backward) {
     ChannelBuffers unused = {};
@@ -74,7 +74,7 @@ struct ChannelBuffers {
     int64_t blocks = 0;
     for (const Sequence& s : p.sequences) blocks = std::max(blocks, NumBlocks(s.count));
     carver.Next(before, backward ? kBlockTokens * 3 * width : 0);
-    carver.Next(borders, backward ? blocks * 3 * width : 0);
+    carver.Next(boundary_states, backward ? blocks * 3 * width : 0);
     return carver.bytes();
   }
 };
@@ -93,7 +93,7 @@ class ChannelTask {
     for (size_t i = 0; i < count_; ++i) {
       const int64_t channel = first_ + static_cast<int64_t>(i);
       const T w = static_cast<const T*>(p.log_decay.data)[channel * p.log_decay.head_stride];
-      b_.w[i] = w > 0 ? 0 : w < kNothing ? kNothing : w;  // NaN stays
+      b_.w[i] = w > 0 ? 0 : w < kNothing ? kNothing : w;  // NaN propagates
       b_.u[i] = static_cast<T>(LoadAsDouble(p.bonus.dtype, p.bonus.data, channel * p.bonus.head_stride));
     }
   }
@@ -107,7 +107,7 @@ class ChannelTask {
       State state = Load(b_.num, b_.den, b_.max);
       for (int64_t t = 0; t < s_.count; ++t) {
         Vectors k, v, o;
-        for (const Rows* rows : {&p_.q, &p_.v, &p_.o}) AskFor<S>(*rows, t + kAhead);
+        for (const Rows* rows : {&p_.q, &p_.v, &p_.o}) Prefetch<S>(*rows, t + kAhead);
         ReadRow<S>(p_.q, t, k);
         ReadRow<S>(p_.v, t, v);
         HWY_UNROLL(4)
@@ -125,7 +125,7 @@ class ChannelTask {
     StoreStates(p_.final_m, b_.max);
   }
 
-  // `dw` and `du` are the sums of this task's sequence, by channel.
+  // Adds to `dw` and `du`, which are sums over this task's sequence, per channel.
   HWY_NOINLINE HWY_ATTR void Backward(const Gradients& g, double* dw, double* du) {
     LoadStates();
     LoadNumbers(g.d_final, 0, b_.d_num);
@@ -135,11 +135,11 @@ class ChannelTask {
       using S = decltype(stored);
       State state = Load(b_.num, b_.den, b_.max);
       for (int64_t block = 0; block + 1 < blocks; ++block) {
-        StoreTo(state, b_.borders + block * 3 * ChannelWidth<T>());
+        StoreTo(state, b_.boundary_states + block * 3 * ChannelWidth<T>());
         for (int64_t t = 0; t < kBlockTokens; ++t) AdvanceRow<S>(block * kBlockTokens + t, state);
       }
       for (int64_t block = blocks; block-- > 0;) {
-        if (block + 1 < blocks) state = LoadFrom(b_.borders + block * 3 * ChannelWidth<T>());
+        if (block + 1 < blocks) state = LoadFrom(b_.boundary_states + block * 3 * ChannelWidth<T>());
         OneBlock<S>(block, state, g);
         for (size_t i = 0; i < count_; ++i) {
           dw[first_ + static_cast<int64_t>(i)] += static_cast<double>(b_.dw[i]);
@@ -157,7 +157,7 @@ class ChannelTask {
   static constexpr size_t N = hn::MaxLanes(D());
   static constexpr auto kWidth = static_cast<size_t>(ChannelWidth<T>());
   static constexpr int64_t kAhead = 8;
-  static constexpr T kNothing = T{-1e38f};  // a maximum of no tokens
+  static constexpr T kNothing = T{-1e38f};  // the maximum p before the first token
 
   struct Vectors {
     V x[kChannelVectors];
@@ -166,12 +166,12 @@ class ChannelTask {
     Vectors num, den, max;
   };
   struct Output {
-    V o, state, token, inverse;  // with A, B and 1 / (A den + B)
+    V o, state, token, inverse;  // o, A, B and 1 / (A den + B)
   };
   struct Weights {
-    V kept_less, written;  // what is added of num to it, or to 0, and F
-    hn::Mask<D> stays;     // to it
-    V max;
+    V kept_less, written;  // E - 1 if `stays`, else E; and F
+    hn::Mask<D> stays;     // true if p' is p + w
+    V max;                 // p'
   };
 
   HWY_INLINE V ExpOfDistance(V difference) const { return hs::Exp(d_, hn::Neg(hn::Abs(difference))); }
@@ -190,7 +190,7 @@ class ChannelTask {
 
   HWY_INLINE Weights WeightsOf(int c, V k, V max) const {
     const V w = hn::Load(d_, b_.w + OffsetOf(c)), faded = hn::Add(max, w);
-    const V part = hn::Sub(faded, max);  // what the sum has lost: the rest of both
+    const V part = hn::Sub(faded, max);  // the rounding error of the sum, as in TwoSum
     const V lost = hn::Add(hn::Sub(max, hn::Sub(faded, part)), hn::Sub(w, part));
     const V difference = hn::Sub(faded, k), e = ExpOfDistance(difference);
     Weights x;
@@ -201,7 +201,7 @@ class ChannelTask {
     return x;
   }
 
-  // x E + F y.
+  // Returns E x + written.
   HWY_INLINE V Kept(const Weights& w, V x, V written) const {
     return hn::Add(hn::IfThenElseZero(w.stays, x), hn::MulAdd(w.kept_less, x, written));
   }
@@ -216,7 +216,7 @@ class ChannelTask {
   template <class S>
   HWY_INLINE void AdvanceRow(int64_t t, State& state) const {
     Vectors k, v;
-    for (const Rows* rows : {&p_.q, &p_.v}) AskFor<S>(*rows, t + kAhead);
+    for (const Rows* rows : {&p_.q, &p_.v}) Prefetch<S>(*rows, t + kAhead);
     ReadRow<S>(p_.q, t, k);
     ReadRow<S>(p_.v, t, v);
     HWY_UNROLL(4)
@@ -236,7 +236,7 @@ class ChannelTask {
       const State before = LoadFrom(b_.before + t * 3 * ChannelWidth<T>());
       Vectors k, v, d_o, dk, dv;
       for (const Rows* rows : {&p_.q, &p_.v, &g.d_o, &g.dq, &g.dv}) {
-        AskFor<S>(*rows, first + t - kAhead);
+        Prefetch<S>(*rows, first + t - kAhead);
       }
       ReadRow<S>(p_.q, first + t, k);
       ReadRow<S>(p_.v, first + t, v);
@@ -245,23 +245,23 @@ class ChannelTask {
       for (int c = 0; c < kChannelVectors; ++c) {
         const Weights w = WeightsOf(c, k.x[c], before.max.x[c]);
         const V num = before.num.x[c], den = before.den.x[c];
-        // Through the state after the token ...
-        const V of_written = hn::MulAdd(d_num.x[c], v.x[c], d_den.x[c]);
+        // Gradients through the state after the token.
+        const V d_write = hn::MulAdd(d_num.x[c], v.x[c], d_den.x[c]);
         dv.x[c] = hn::Mul(w.written, d_num.x[c]);
-        dk.x[c] = hn::Mul(w.written, of_written);
+        dk.x[c] = hn::Mul(w.written, d_write);
         d_num.x[c] = Kept(w, d_num.x[c], hn::Zero(d_));
         d_den.x[c] = Kept(w, d_den.x[c], hn::Zero(d_));
         dw.x[c] = hn::Add(dw.x[c], hn::MulAdd(d_num.x[c], num, hn::Mul(d_den.x[c], den)));
-        // ... and through its output.
+        // Gradients through the token's output.
         const Output out = OutputOf(c, k.x[c], v.x[c], before);
         const V d = hn::Mul(d_o.x[c], out.inverse);
-        const V of_state = hn::Mul(d, out.state), of_token = hn::Mul(d, out.token);
-        d_num.x[c] = hn::Add(d_num.x[c], of_state);
-        d_den.x[c] = hn::NegMulAdd(of_state, out.o, d_den.x[c]);
-        dv.x[c] = hn::Add(dv.x[c], of_token);
-        const V of_weight = hn::Mul(of_token, hn::Sub(v.x[c], out.o));
-        dk.x[c] = hn::Add(dk.x[c], of_weight);
-        du.x[c] = hn::Add(du.x[c], of_weight);
+        const V d_state = hn::Mul(d, out.state), d_token = hn::Mul(d, out.token);
+        d_num.x[c] = hn::Add(d_num.x[c], d_state);
+        d_den.x[c] = hn::NegMulAdd(d_state, out.o, d_den.x[c]);
+        dv.x[c] = hn::Add(dv.x[c], d_token);
+        const V d_weight = hn::Mul(d_token, hn::Sub(v.x[c], out.o));
+        dk.x[c] = hn::Add(dk.x[c], d_weight);
+        du.x[c] = hn::Add(du.x[c], d_weight);
       }
       if (g.dq.data != nullptr) WriteRow<S>(dk, g.dq, first + t);
       if (g.dv.data != nullptr) WriteRow<S>(dv, g.dv, first + t);
@@ -285,9 +285,9 @@ class ChannelTask {
                                  : hn::Zero(d_);
     }
   }
-  // Rows lie as far apart as there are channels: no hardware prefetcher follows.
+  // Rows are too far apart for hardware prefetchers.
   template <class S>
-  HWY_INLINE void AskFor(const Rows& rows, int64_t t) const {
+  HWY_INLINE void Prefetch(const Rows& rows, int64_t t) const {
     if (t < 0 || t >= s_.count || rows.data == nullptr) return;
     const char* row = reinterpret_cast<const char*>(RowAt<S>(rows, s_, first_, t));
     for (size_t at = 0; at < count_ * sizeof(S); at += 64) hwy::Prefetch(row + at);
@@ -332,7 +332,7 @@ class ChannelTask {
       if (b_.max[i] < kNothing) b_.max[i] = kNothing;
     }
   }
-  // Loads the numbers of this sequence by channel; `absent` stands beyond them.
+  // Loads this sequence's numbers per channel, padded with `absent`.
   void LoadNumbers(const States& states, T absent, T* to) const {
     std::fill_n(to, kWidth, absent);
     if (states.data == nullptr) return;
@@ -362,7 +362,7 @@ int64_t ChannelBytes(const Problem& p) {
   return ChannelBuffers<T>::Bytes(p, false);
 }
 
-// Also of one token: then the final states are the initial ones too.
+// Computes any number of tokens. In a step the final states are also the initial states.
 template <class T>
 void ChannelForward(Context& ctx, const Problem& p) {
   ctx.ReserveScratch(static_cast<size_t>(ChannelBytes<T>(p)));

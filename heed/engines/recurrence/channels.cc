@@ -1,4 +1,4 @@
-// RWKV-4 with states of f32, bf16 and f16 tensors widened, and of f64.
+// RWKV-4 with f32 states, to which bf16 and f16 tensors are widened, and with f64 states.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/recurrence/kernels.h"
@@ -13,7 +13,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::recurrence::HWY_NAMESPACE {
 
-// f.operator()<T>() with the type that is computed in.
+// Calls f.operator()<T>() with the compute type T.
 template <class F>
 auto WithCompute(const Problem& p, const F& f) {
   return p.dtype == DType::kF64 ? f.template operator()<double>() : f.template operator()<float>();
@@ -23,7 +23,7 @@ void ChannelsForward(Context& ctx, const Problem& p) {
   WithCompute(p, [&]<class T>() { ChannelForward<T>(ctx, p); });
 }
 
-int64_t ChannelsNeeds(const Context&, const Problem& p) {
+int64_t ChannelsWorkspace(const Context&, const Problem& p) {
   return WithCompute(p, [&]<class T>() { return ChannelBytes<T>(p); });
 }
 
@@ -31,16 +31,16 @@ void ChannelsBackward(Context& ctx, const Problem& p, const Gradients& g) {
   WithCompute(p, [&]<class T>() { ChannelBackward<T>(ctx, p, g); });
 }
 
-BackwardBytes ChannelsBackwardNeeds(const Context&, const Problem& p, const Gradients&) {
+BackwardBytes ChannelsBackwardWorkspace(const Context&, const Problem& p, const Gradients&) {
   return WithCompute(p, [&]<class T>() { return ChannelBackwardBytes<T>(p); });
 }
 
 Passes Channels() {
   return {.forward = &ChannelsForward,
-          .workspace = &ChannelsNeeds,
+          .workspace = &ChannelsWorkspace,
           .step = &ChannelsForward,
           .backward = &ChannelsBackward,
-          .backward_workspace = &ChannelsBackwardNeeds};
+          .backward_workspace = &ChannelsBackwardWorkspace};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -54,11 +54,11 @@ HEED_EXPORT(Passes, Channels)
 
 const Kernel kChannels = {
     .name = "recurrence_channels",
-    .why = "a mean per channel, channels in lanes, 16-bit tensors widened",
+    .why = "a weighted mean per channel, channels in lanes, 16-bit tensors widened",
     .declines =
         [](const Context&, const Problem& p) {
           const Reason reason = engine::DeclinesAllButFloats(p.dtype);
-          return reason.empty() && !p.channels ? Reason{"computes means per channel"} : reason;
+          return reason.empty() && !p.channels ? Reason{"computes weighted means per channel"} : reason;
         },
     .forward_passes = &Channels,
     .backward_passes = &Channels,

@@ -1,4 +1,4 @@
-// The states of a head at the borders of blocks, which a kernel of chunks computes and the backward pass reads.
+// States of a head at block boundaries, which a chunked kernel computes and the backward pass reads.
 #ifndef HEED_ENGINES_RECURRENCE_CHUNK_STATES_H_
 #define HEED_ENGINES_RECURRENCE_CHUNK_STATES_H_
 
@@ -11,20 +11,19 @@
 
 namespace heed::recurrence {
 
-// Called with a block of tokens and S before it, in strips of kPartColumns columns, each
-// [K rounded up to that][column].
+// Receives S before a block, in column blocks [K rounded up to kPartColumns][kPartColumns].
 using PutState = std::function<void(int64_t block, const float* state)>;
 
-// Computes the states of a head of a sequence, in ascending order.
+// Computes the states of one head of one sequence, in ascending order of blocks.
 struct ChunkStates {
-  int64_t (*bytes)(const Problem& problem) = nullptr;  // of scratch
+  int64_t (*bytes)(const Problem& problem) = nullptr;  // bytes of scratch
   void (*compute)(const Problem& problem, const Task& task, void* scratch, const PutState& put) = nullptr;
 };
 
-// Kernels whose backward pass computes its states itself have none.
+// For kernels whose backward pass computes its states itself.
 inline ChunkStates NoChunkStates(const Context&) { return {}; }
 
-// The states are those of recurrence_tiles: a split sequence has the same.
+// The states of recurrence_tiles, so that a split sequence has the same bits.
 ChunkStates AmxStates(const Context& ctx);
 
 }  // namespace heed::recurrence

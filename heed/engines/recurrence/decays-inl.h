@@ -1,10 +1,10 @@
 // Exponentials of log decays, which are at most 0.
 //
-// Compiled once per SIMD target. Without an instruction that scales by a power of two most of Exp() clamps exponents
-// and takes them in steps, for results that over- or underflow. A decay does not overflow, and one below the smallest
-// normal number is 0, so that its exponent is added as an integer: 13 instructions instead of 28 on AVX2, and 18 for a
-// decay and a decay less 1 together, instead of 58. Adding 1.5 2^23 rounds to an integer and leaves it in the lowest
-// bits.
+// Compiled once per SIMD target. Without an instruction that scales by a power of two, most of Exp() handles results
+// that over- or underflow: it clamps exponents and applies them in steps. A decay does not overflow, and one below the
+// smallest normal number is rounded to 0, so its exponent is added as an integer: 13 instructions instead of 28 on
+// AVX2, and 18 instead of 58 for exp(x) and exp(x) - 1 together. Adding 1.5 2^23 rounds to an integer, which is then in
+// the lowest bits.
 #if defined(HEED_ENGINES_RECURRENCE_DECAYS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_DECAYS_INL_H_
 #undef HEED_ENGINES_RECURRENCE_DECAYS_INL_H_
@@ -26,12 +26,12 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 template <class T>
 inline constexpr bool kAddsExponents = HWY_NATIVE_FMA && !HEED_HAVE_SCALEF && std::is_same_v<T, float>;
 
-// A log decay x = (n + r) ln 2, n integral in the low bits of `shifted`, |r| <= 1/2.
+// A log decay x = (n + r) ln 2 with integral n, which is in the low bits of `shifted`, and |r| <= 1/2.
 template <class D, class V = hn::Vec<D>>
 struct SplitDecay {
   V r;
-  hn::VFromD<hn::RebindToSigned<D>> exponent;  // n, shifted to where exponents are
-  hn::Mask<D> vanishes;                        // e^x is below the smallest normal number
+  hn::VFromD<hn::RebindToSigned<D>> exponent;  // n, shifted to the position of exponents
+  hn::Mask<D> vanishes;                        // true if e^x is below the smallest normal number
 
   HWY_INLINE SplitDecay(D d, V x) {
     constexpr float kHigh = 1.44269502162933349609375f, kLow = 1.925963033500e-8f, kRound = 12582912.0f;
@@ -44,7 +44,7 @@ struct SplitDecay {
   }
 };
 
-// e^x, x <= 0 or NaN.
+// Returns e^x for x <= 0 or NaN.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V ExpOfDecay(D d, V x) {
   if constexpr (kAddsExponents<hn::TFromD<D>>) {
@@ -58,7 +58,7 @@ HWY_INLINE V ExpOfDecay(D d, V x) {
   }
 }
 
-// e^x and e^x - 1, x <= 0 or NaN.
+// e^x and e^x - 1 for x <= 0 or NaN.
 template <class V>
 struct DecayAndLessOne {
   V decay, less_one;

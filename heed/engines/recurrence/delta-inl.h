@@ -1,7 +1,14 @@
-// Delta rules forward, and one token of them, for one dtype of states.
+// Delta rules, forward and one token, for one dtype of states.
 //
-// Compiled once per SIMD target. A task owns one value head of one sequence, or a range of its
-// value columns where there are fewer heads than threads: columns never meet.
+//   S~_t = G_t .* S_{t-1},  e_t = w_t - S~_t^T r_t,  S_t = S~_t + k_t e_t^T,  o_t = scale S_t^T q_t
+//
+// or, if the read is before the decay (RWKV-7), with x_t = S_{t-1}^T a_t:
+//
+//   S_t = G_t .* S_{t-1} + k_t v_t^T + b_t x_t^T,  o_t = scale S_t^T q_t
+//
+// Compiled once per SIMD target. The pass of token t over the state computes S_t, o_t and what the next token's read
+// key retrieves from S_t (delta_token-inl.h). A task owns one value head of one sequence, or a range of its value
+// columns if there are fewer heads than threads; columns are independent.
 #if defined(HEED_ENGINES_RECURRENCE_DELTA_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_DELTA_INL_H_
 #undef HEED_ENGINES_RECURRENCE_DELTA_INL_H_
@@ -26,19 +33,19 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A block: o, and of each write what its read key finds, [n + 1][value_row]. After the decay, what
-// is written takes the place of w.
+// The operands of a block. `found` [n + 1][value_row] is what each write's read key retrieves, S~_t^T r_t or x_t. If
+// the read is after the decay, e_t replaces w_t.
 template <class T>
 struct DeltaBlock {
   const DeltaReader<T>& reader;
   const DeltaRows<T>& rows;
   size_t row, value_row;
-  T* o;  // null: the state alone
+  T* o;  // null: only the state is computed
   T* found;
   RowPrefetch* prefetch = nullptr;
 };
 
-// n writes on C vectors of columns from `column` on, rows of a state `stride` apart.
+// Processes n writes on C vectors of columns from `column` on of a state whose rows are `stride` apart.
 template <bool kBefore, bool kOutputs, Decay kDecay, int C, class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void DeltaTokens(D d, const DeltaBlock<T>& b, size_t n, size_t column, size_t num_rows, size_t stride,
                               T* state) {
@@ -49,7 +56,7 @@ HWY_NOINLINE void DeltaTokens(D d, const DeltaBlock<T>& b, size_t n, size_t colu
   first.read2_row = b.rows.read_state;
   first.read2_out = b.found + column;
   first.prefetch = b.prefetch;
-  PassBorderToken<kRead2, Decay::kNone, C>(d, first, num_rows, stride, state);
+  PassBoundaryToken<kRead2, Decay::kNone, C>(d, first, num_rows, stride, state);
   for (size_t t = 0; t < n; ++t) {
     T* written = b.rows.w + t * b.value_row + column;
     T* found = b.found + t * b.value_row + column;
@@ -76,7 +83,7 @@ HWY_NOINLINE void DeltaTokens(D d, const DeltaBlock<T>& b, size_t n, size_t colu
   }
 }
 
-// One thread's memory.
+// The scratch memory of one thread.
 template <class T>
 struct DeltaBuffers {
   DeltaRows<T> rows;
@@ -100,25 +107,25 @@ struct DeltaBuffers {
   }
 };
 
-// f(kBefore, kDecay) as integral constants, kDecay of decays of keys being kOfKeys: kRows of a state, kLanes of its
-// transpose.
+// Calls f(kBefore, kDecay) with integral constants. For decays per key channel kDecay is kOfKeys: kRows for a state,
+// kLanes for its transpose.
 template <Decay kOfKeys, class F>
 HWY_INLINE void WithDelta(const Problem& p, const F& f) {
-  const std::integral_constant<Decay, kOfKeys> of_keys;
-  if (p.delta == Delta::kBeforeDecay) return f(std::true_type(), of_keys);
+  const std::integral_constant<Decay, kOfKeys> key_decay;
+  if (p.delta == Delta::kBeforeDecay) return f(std::true_type(), key_decay);
   if (p.gate == Gate::kNone) return f(std::false_type(), std::integral_constant<Decay, Decay::kNone>());
   if constexpr (kOfKeys != Decay::kLanes) {
     if (p.gate == Gate::kScalar) return f(std::false_type(), std::integral_constant<Decay, Decay::kLanes>());
   }
-  f(std::false_type(), of_keys);
+  f(std::false_type(), key_decay);
 }
 
-// The strips of a state.
+// Processes n writes on all column blocks of a state.
 template <bool kOutputs, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE HWY_ATTR void DeltaStrips(D d, const Problem& p, const DeltaBlock<T>& b, size_t n, const DeltaShape& shape,
-                                       T* state) {
+HWY_NOINLINE HWY_ATTR void DeltaColumnBlocks(D d, const Problem& p, const DeltaBlock<T>& b, size_t n,
+                                             const DeltaShape& shape, T* state) {
   WithDelta<Decay::kRows>(p, [&](auto before, auto decay) HWY_ATTR {
-    ForStripVectors<T>(shape, [&](auto vectors, size_t c) HWY_ATTR {
+    ForColumnBlockVectors<T>(shape, [&](auto vectors, size_t c) HWY_ATTR {
       constexpr size_t kWidth = vectors.value * hn::MaxLanes(D());
       DeltaTokens<before.value, kOutputs, decay.value, vectors.value>(d, b, n, c, shape.rows, kWidth,
                                                                       state + shape.Offset(c));
@@ -145,9 +152,10 @@ HWY_NOINLINE HWY_ATTR void DeltaHead(const Problem& p, const Task& task, const D
     const auto n = static_cast<size_t>(std::min(p.block_tokens(), s.count - first));
     reader.Queries(first, n);
     reader.Writes(first, n);
-    RowPrefetch prefetch = reader.Prefetch(first + static_cast<int64_t>(n), NumAsksOfTokens<T>(shape, n * writes + 1));
-    DeltaStrips<true>(d, p, DeltaBlock<T>{reader, b.rows, row, value_row, b.o, b.found, &prefetch}, n * writes, shape,
-                      b.state);
+    RowPrefetch prefetch =
+        reader.Prefetch(first + static_cast<int64_t>(n), NumTokenPrefetches<T>(shape, n * writes + 1));
+    DeltaColumnBlocks<true>(d, p, DeltaBlock<T>{reader, b.rows, row, value_row, b.o, b.found, &prefetch}, n * writes,
+                            shape, b.state);
     StoreRows(d, b.o + (writes - 1) * value_row, writes * value_row, p.o, s, task.head, first, n, shape.begin,
               std::min(shape.end, shape.size), [](auto x, size_t, size_t) HWY_ATTR { return x; });
   }
@@ -171,20 +179,21 @@ void DeltaForward(Context& ctx, const Problem& p) {
   });
 }
 
-// The state of the head that a thread takes after this one of a token, where it has one. Where a strip is a part of
-// each row, no hardware follows, and the passes over one state leave memory the time to bring the next.
+// Returns prefetches of the state of the head that the thread processes next. If a column block is only a part of each
+// row, hardware prefetchers do not follow; memory is idle during the second pass over a state, which reads from cache.
 template <class T>
 RowPrefetch NextState(const Problem& p, const Task& task, const DeltaShape& shape) {
   RowPrefetch prefetch;
-  if (NumStrips<T>(shape) == 1) return prefetch;
+  if (NumColumnBlocks<T>(shape) == 1) return prefetch;
   const T* at = StateAt<T>(p.final, p.sequences[static_cast<size_t>(task.sequence)].state, task.head);
   prefetch.Add(at + shape.begin, p.final.key_stride * static_cast<int64_t>(sizeof(T)),
                (std::min(shape.end, shape.size) - shape.begin) * sizeof(T));
-  prefetch.Begin(shape.rows, NumAsksOfTokens<T>(shape, static_cast<size_t>(p.writes) + 1));
+  prefetch.Begin(shape.rows, NumTokenPrefetches<T>(shape, static_cast<size_t>(p.writes) + 1));
   return prefetch;
 }
 
-// One token, the state where the caller has it, but for columns that fill no vector. Task `next` follows, or null.
+// Processes one token with the state in the caller's memory; columns that fill no vector are copied. `next` is the
+// thread's next task, or null.
 template <class T>
 HWY_NOINLINE HWY_ATTR void DeltaStepHead(const Problem& p, const Task& task, const Task* next,
                                          const DeltaBuffers<T>& b) {
@@ -208,7 +217,7 @@ HWY_NOINLINE HWY_ATTR void DeltaStepHead(const Problem& p, const Task& task, con
   if (in_place && next != nullptr) prefetch = NextState<T>(p, *next, shape);
   const DeltaBlock<T> block = {reader, b.rows, row, value_row, b.o, b.found, &prefetch};
   WithDelta<Decay::kRows>(p, [&](auto before, auto decay) HWY_ATTR {
-    hs::ForTiles<kDeltaStrip>(begin / N, std::min(whole, end) / N, [&](auto vectors, size_t c) HWY_ATTR {
+    hs::ForTiles<kDeltaBlockVectors>(begin / N, std::min(whole, end) / N, [&](auto vectors, size_t c) HWY_ATTR {
       DeltaTokens<before.value, true, decay.value, vectors.value>(
           d, block, writes, c * N, keys, static_cast<size_t>(p.final.key_stride), state + c * N);
     });
@@ -216,7 +225,7 @@ HWY_NOINLINE HWY_ATTR void DeltaStepHead(const Problem& p, const Task& task, con
   if (whole < end) {
     const DeltaShape rest = {keys, keys, whole, end, values, false};
     LoadState(d, p.final, s.state, task.head, rest, b.state);
-    DeltaStrips<true>(d, p, block, writes, rest, b.state);
+    DeltaColumnBlocks<true>(d, p, block, writes, rest, b.state);
     StoreState(d, b.state, rest, p.final, s.state, task.head);
   }
   StoreRows(d, b.o + (writes - 1) * value_row, value_row, p.o, s, task.head, 0, 1, begin, std::min(end, values),
@@ -235,7 +244,7 @@ void DeltaStep(Context& ctx, const Problem& p) {
     const int64_t of = index / parts;
     return Task{of / p.value_heads, of % p.value_heads, index % parts, parts};
   };
-  // Several in a row, so that a thread knows which comes next.
+  // A thread takes consecutive heads, so that it knows which state it will read next.
   const int64_t run = std::max<int64_t>(1, size / (8 * ctx.num_threads()));
   ctx.ParallelFor((size + run - 1) / run, [&](int64_t index, int worker) HWY_ATTR {
     const int64_t end = std::min((index + 1) * run, size);

@@ -1,27 +1,27 @@
 // Delta rules backward, for one dtype of states.
 //
-// Compiled once per SIMD target. With e_t = w_t - S~_t^T r_t, what a token writes, and D_t the
-// gradient of S_t,
+// Compiled once per SIMD target. Let e_t = w_t - S~_t^T r_t be what token t writes, and D_t the gradient of S_t:
 //
 //   D_t  = q_t d_o_t^T + G_{t+1} .* (D_{t+1} - r_{t+1} de_{t+1}^T)       de_t = D_t^T k_t = dw_t
 //   dq_t = S_t d_o_t,  dr_t = -S~_t de_t,  dk_t = D_t e_t
 //
-// and where the state is read before the decay, with x_t = S_{t-1}^T a_t,
+// If the state is read before the decay (RWKV-7), with x_t = S_{t-1}^T a_t:
 //
 //   D_t  = q_t d_o_t^T + G_{t+1} .* D_{t+1} + a_{t+1} dx_{t+1}^T         dx_t = D_t^T b_t
 //   dq_t = S_t d_o_t,  dk_t = D_t v_t,  dv_t = D_t^T k_t,  da_t = S_{t-1} dx_t,  db_t = D_t x_t
 //
-// D knows nothing of S. So, with S also transposed for keys to stand in lanes:
+// D does not depend on S, so the passes are, with S also transposed so that keys are in lanes:
 //
-//   forward in time: e or x of every token, and S^T at the border of every block of 64 writes
-//   against time, per block: de and, over the lanes, dk on D; dq and dr forward in time on S^T
+//   1. forward: e_t or x_t of all tokens, and S^T at the boundaries of blocks of 64 writes
+//   2. per block, the last first: de_t or dv_t, dx_t reversed on D, with dk_t and db_t as sums over lanes;
+//      then dq_t and dr_t or da_t forward on S^T
 //
-// 18 K V flops per token, which any method needs that keeps no state of a token.
-// The gradient of a log decay is a sum over later tokens of q .* dq + r .* dr - k .* dk inside a
-// block, and <S, D> at its end. What reads a write with no decay between them, a query that of its
-// own token, a_t those of the token before, is in two of these, often as their largest part, and
-// cancels: so S is read before the token writes, D before it is written to, and such pairs join
-// the gradients of q, k, a and b when that sum has been taken.
+// This takes 18 K V flops per token, as does any method that does not store the state of each token.
+//
+// The gradient of a log decay is a sum over later tokens of q .* dq + r .* dr - k .* dk inside a block, and <S, D> at
+// its end. A read of a write with no decay in between is in two of these terms, often as their largest part, and
+// cancels: a query reads its own token's write, and a_t that of the token before. So S is read before the token writes
+// and D before it is written to, and these pairs are added to the gradients of q, k, a and b after that sum.
 #if defined(HEED_ENGINES_RECURRENCE_DELTA_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_DELTA_BACKWARD_INL_H_
 #undef HEED_ENGINES_RECURRENCE_DELTA_BACKWARD_INL_H_
@@ -38,7 +38,7 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
-#include "heed/core/turn.h"
+#include "heed/core/ticket.h"
 #include "heed/engines/recurrence/block-inl.h"
 #include "heed/engines/recurrence/delta-inl.h"
 #include "heed/engines/recurrence/delta_rows-inl.h"
@@ -59,20 +59,20 @@ inline int64_t DeltaBlocks(const Problem& p, int64_t tokens) {
   return (tokens + p.block_tokens() - 1) / p.block_tokens();
 }
 
-// The value heads of one key head add to these in order.
+// The gradients that are sums over the value heads of a key head.
 enum DeltaSum { kOfQueries, kOfKeys, kOfReadKeys, kOfWriteKeys, kDeltaSums };
 
 template <class T>
 struct DeltaBackwardBuffers {
   DeltaRows<T> rows;
-  T *d_o, *d_written, *d_found, *dv;  // [writes][value_row]: de or dv, dx
-  T* found;                           // [writes + 1][value_row]
-  T* sums[kDeltaSums];                // [writes][row] and one of no use: dq, dk, dr, db
+  T *d_o, *d_written, *d_found, *dv;  // [writes][value_row]; d_written: de or dv, d_found: dx
+  T* found;                           // [writes + 1][value_row], as in DeltaBlock
+  T* sums[kDeltaSums];                // [writes + 1][row], the last row unused: dq, dk, dr or da, db
   T *d_beta, *suffix;                 // [writes], [row]
   T *state, *d_state;                 // S and D, [K][V]
   T* d_transposed;                    // D^T at the end of a block, [V][K]
-  T *borders, *kept;                  // S^T before each block; e or x of all writes
-  int64_t border_size;
+  T *boundary_states, *kept;          // S^T before each block; e_t or x_t of all writes
+  int64_t boundary_state_size;
 
   static int64_t Bytes(const Problem& p) {
     DeltaBackwardBuffers unused = {};
@@ -80,7 +80,7 @@ struct DeltaBackwardBuffers {
   }
   void Init(const Problem& p) { LayOut(p, this); }
 
-  T* Border(int64_t block) const { return borders + block * border_size; }
+  T* BoundaryState(int64_t block) const { return boundary_states + block * boundary_state_size; }
 
  private:
   int64_t LayOut(const Problem& p, void* base) {
@@ -90,7 +90,7 @@ struct DeltaBackwardBuffers {
     const int64_t writes = p.block_writes();
     int64_t blocks = 0;
     for (const Sequence& s : p.sequences) blocks = std::max(blocks, DeltaBlocks(p, s.count));
-    border_size = p.value_size * row;
+    boundary_state_size = p.value_size * row;
     rows.LayOut(p, carver, writes);
     const bool before = p.delta == Delta::kBeforeDecay;
     carver.Next(d_o, writes * value_row);
@@ -103,19 +103,19 @@ struct DeltaBackwardBuffers {
     carver.Next(suffix, row);
     carver.Next(state, p.key_size * value_row);
     carver.Next(d_state, p.key_size * value_row);
-    carver.Next(d_transposed, border_size);
-    carver.Next(borders, blocks * border_size);
+    carver.Next(d_transposed, boundary_state_size);
+    carver.Next(boundary_states, blocks * boundary_state_size);
     carver.Next(kept, blocks * writes * value_row);
     return carver.bytes();
   }
 };
 
-// Sums over the value heads that share a key head, by write and key head.
+// Sums over the value heads of a key head, [write][key head][row].
 template <class T>
 struct DeltaShared {
   T* sums[kDeltaSums] = {};
-  Turn* turns = nullptr;                                // by block, key head and sum
-  std::vector<int64_t> first_write{0}, first_block{0};  // by sequence, and the total
+  TicketCounter* counters = nullptr;                    // [block][key head][DeltaSum]
+  std::vector<int64_t> first_write{0}, first_block{0};  // per sequence, followed by the total
 
   explicit DeltaShared(const Problem& p) {
     for (const Sequence& s : p.sequences) {
@@ -129,48 +129,48 @@ struct DeltaShared {
   }
   void Init(const Problem& p, void* base) {
     LayOut(p, base);
-    for (int64_t i = 0; p.group() > 1 && i < NumTurns(p); ++i) new (&turns[i]) Turn(0);
+    for (int64_t i = 0; p.group() > 1 && i < NumCounters(p); ++i) new (&counters[i]) TicketCounter(0);
   }
-  Turn& TurnOf(const Problem& p, const Task& task, int64_t block, DeltaSum of) const {
+  TicketCounter& CounterOf(const Problem& p, const Task& task, int64_t block, DeltaSum of) const {
     const int64_t at = first_block[static_cast<size_t>(task.sequence)] + block;
-    return turns[(at * p.key_heads + task.head / p.group()) * kDeltaSums + of];
+    return counters[(at * p.key_heads + task.head / p.group()) * kDeltaSums + of];
   }
-  // Row of a write in sums.
+  // The row of a write in `sums`.
   int64_t RowOf(const Problem& p, const Task& task, int64_t write) const {
     return (first_write[static_cast<size_t>(task.sequence)] + write) * p.key_heads + task.head / p.group();
   }
 
  private:
-  int64_t NumTurns(const Problem& p) const { return first_block.back() * p.key_heads * kDeltaSums; }
+  int64_t NumCounters(const Problem& p) const { return first_block.back() * p.key_heads * kDeltaSums; }
   int64_t LayOut(const Problem& p, void* base) {
     Carver carver(base);
     if (p.group() == 1) return 0;
     const auto row = static_cast<int64_t>(Padded<T>(p.key_size));
     for (T*& of : sums) carver.Next(of, first_write.back() * p.key_heads * row);
-    carver.Next(turns, NumTurns(p));
+    carver.Next(counters, NumCounters(p));
     return carver.bytes();
   }
 };
 
-// A state in strips of the one shape, as it is transposed in strips of the other.
+// Transposes a state from column blocks of one shape to column blocks of the other.
 template <class D, class T = hn::TFromD<D>>
 HWY_NOINLINE HWY_ATTR void TransposeState(D d, const T* from, const DeltaShape& from_shape, const DeltaShape& to_shape,
                                           T* to) {
   constexpr size_t N = hn::MaxLanes(D());
-  ForStripsOf<T>(from_shape, [&](size_t from_column, size_t from_width) HWY_ATTR {
-    ForStripsOf<T>(to_shape, [&](size_t to_column, size_t to_width) HWY_ATTR {
-      const T* HWY_RESTRICT strip = from + from_shape.Offset(from_column);
-      T* HWY_RESTRICT to_strip = to + to_shape.Offset(to_column);
+  ForColumnBlocks<T>(from_shape, [&](size_t from_column, size_t from_width) HWY_ATTR {
+    ForColumnBlocks<T>(to_shape, [&](size_t to_column, size_t to_width) HWY_ATTR {
+      const T* HWY_RESTRICT column_block = from + from_shape.Offset(from_column);
+      T* HWY_RESTRICT to_column_block = to + to_shape.Offset(to_column);
       for (size_t c = 0; c < from_width; c += N) {
         for (size_t r = 0; r < to_width; r += N) {
           hn::Vec<D> v[N];
           for (size_t i = 0; i < N; ++i) {
             const size_t at = to_column + r + i;
-            v[i] = at < from_shape.rows ? hn::LoadU(d, strip + at * from_width + c) : hn::Zero(d);
+            v[i] = at < from_shape.rows ? hn::LoadU(d, column_block + at * from_width + c) : hn::Zero(d);
           }
           hs::Transpose(d, v);
           for (size_t i = 0; i < N && from_column + c + i < to_shape.rows; ++i) {
-            hn::StoreU(v[i], d, to_strip + (from_column + c + i) * to_width + r);
+            hn::StoreU(v[i], d, to_column_block + (from_column + c + i) * to_width + r);
           }
         }
       }
@@ -192,7 +192,7 @@ class DeltaBackwardHead {
 
   HWY_NOINLINE HWY_ATTR void Compute() {
     LoadState(d_, g_.d_final, s_.state, head_, by_value_, b_.d_state);
-    KeepBorders();
+    StoreBoundaryStates();
     for (int64_t block = DeltaBlocks(p_, s_.count); block-- > 0;) OneBlock(block);
     StoreState(d_, b_.d_state, by_value_, g_.d_initial, s_.state, head_);
   }
@@ -201,21 +201,21 @@ class DeltaBackwardHead {
   using D = hn::ScalableTag<T>;
   static constexpr size_t N = hn::MaxLanes(D());
 
-  // e or x of the writes of a block.
+  // e_t or x_t of the writes of a block.
   T* KeptOf(int64_t block) const { return b_.kept + static_cast<size_t>(block * p_.block_writes()) * value_row_; }
   size_t TokensOf(int64_t block) const {
     return static_cast<size_t>(std::min(p_.block_tokens(), s_.count - block * p_.block_tokens()));
   }
 
-  HWY_NOINLINE HWY_ATTR void KeepBorders() {
+  HWY_NOINLINE HWY_ATTR void StoreBoundaryStates() {
     LoadState(d_, p_.initial, s_.state, head_, by_value_, b_.state);
     for (int64_t block = 0; block < DeltaBlocks(p_, s_.count); ++block) {
       const size_t n = TokensOf(block) * writes_;
-      TransposeState(d_, b_.state, by_value_, by_key_, b_.Border(block));
+      TransposeState(d_, b_.state, by_value_, by_key_, b_.BoundaryState(block));
       reader_.Writes(block * p_.block_tokens(), TokensOf(block));
-      RowPrefetch prefetch = reader_.Prefetch((block + 1) * p_.block_tokens(), NumAsksOfTokens<T>(by_value_, n + 1));
-      DeltaStrips<false>(d_, p_, DeltaBlock<T>{reader_, b_.rows, row_, value_row_, nullptr, b_.found, &prefetch}, n,
-                         by_value_, b_.state);
+      RowPrefetch prefetch = reader_.Prefetch((block + 1) * p_.block_tokens(), NumTokenPrefetches<T>(by_value_, n + 1));
+      DeltaColumnBlocks<false>(d_, p_, DeltaBlock<T>{reader_, b_.rows, row_, value_row_, nullptr, b_.found, &prefetch},
+                               n, by_value_, b_.state);
       std::memcpy(KeptOf(block), before_ ? b_.found : b_.rows.w, n * value_row_ * sizeof(T));
     }
   }
@@ -229,13 +229,13 @@ class DeltaBackwardHead {
     const T* kept = KeptOf(block);
     const T* written = before_ ? b_.rows.v : kept;
 
-    const bool of_decay = g_.d_log_decay.data != nullptr;
-    if (of_decay) TransposeState(d_, b_.d_state, by_value_, by_key_, b_.d_transposed);
+    const bool wants_decay = g_.d_log_decay.data != nullptr;
+    if (wants_decay) TransposeState(d_, b_.d_state, by_value_, by_key_, b_.d_transposed);
     RowPrefetch prefetch = EarlierRows(block, n);
-    AgainstTime(n, kept, written, prefetch);
-    ForwardInTime(n, kept, written, b_.Border(block), prefetch);
-    if (of_decay) {  // <S, D> at the end of the block, and what tokens inside it add
-      StateProducts(d_, b_.Border(block), by_key_, b_.d_transposed, by_key_, b_.suffix);
+    ReversedPass(n, kept, written, prefetch);
+    ForwardPass(n, kept, written, b_.BoundaryState(block), prefetch);
+    if (wants_decay) {
+      StateProducts(d_, b_.BoundaryState(block), by_key_, b_.d_transposed, by_key_, b_.suffix);
       DecayGradients(first, tokens);
     }
     AddOwnPairs(n, kept, written);
@@ -244,37 +244,38 @@ class DeltaBackwardHead {
       AddToHead(kOfWriteKeys, g_.d_write_key, block, 1);
       StoreWrites(b_.d_written, value_row_, g_.dv, head_, first, tokens, values_);
     } else {
-      Factors(first, tokens);
+      FactorGradients(first, tokens);
       if (p_.read_key.data != nullptr) AddToHead(kOfReadKeys, g_.d_read_key, block, 1);
     }
     AddToHead(kOfQueries, g_.dq, block, p_.scale);
     AddToHead(kOfKeys, g_.dk, block, 1);
   }
 
-  // The block before, which is the next: what it reads, and what it writes, as stores wait for their lines too.
+  // The prefetches of the previous block, which is processed next. Outputs are prefetched because stores wait for their
+  // lines too.
   HWY_ATTR RowPrefetch EarlierRows(int64_t block, size_t n) const {
     const Rows none = {};
     const bool finishes = (head_ + 1) % p_.group() == 0, by_channel = p_.gate == Gate::kKey;
     const auto if_mine = [&](const Rows& rows) { return finishes ? &rows : &none; };
-    return reader_.Prefetch((block - 1) * p_.block_tokens(), n * (NumStrips<T>(by_value_) + NumStrips<T>(by_key_)),
+    return reader_.Prefetch((block - 1) * p_.block_tokens(),
+                            n * (NumColumnBlocks<T>(by_value_) + NumColumnBlocks<T>(by_key_)),
                             {{if_mine(g_.dq), if_mine(g_.dk), if_mine(g_.d_read_key), if_mine(g_.d_write_key)},
                              {by_channel ? &g_.d_log_decay : &none, &g_.d_erase},
                              {&g_.d_o, &g_.dv, &p_.write, &g_.d_write}});
   }
 
-  // de and dk, or dv, dx, dk and db, on D: the writes of a block, the last first; D after the
-  // block becomes D before it.
-  HWY_NOINLINE HWY_ATTR void AgainstTime(size_t n, const T* kept, const T* written, RowPrefetch& prefetch) {
+  // Passes over the writes of a block in reverse: computes de and dk, or dv, dx, dk and db, and D before the block.
+  HWY_NOINLINE HWY_ATTR void ReversedPass(size_t n, const T* kept, const T* written, RowPrefetch& prefetch) {
     for (DeltaSum of : {kOfKeys, kOfWriteKeys}) {
       std::memset(b_.sums[of], 0, n * row_ * sizeof(T));
     }
     const auto run = [&](auto before, auto decay) HWY_ATTR {
       constexpr bool kBefore = before.value;
       constexpr unsigned kReads = kBefore ? kRead | kRead2 | kDot | kDot2 : kRead | kDot;
-      constexpr unsigned kBack = kBefore ? kWrite2 : kLateWrite;
-      ForStripVectors<T>(by_value_, [&](auto vectors, size_t c) HWY_ATTR {
+      constexpr unsigned kBack = kBefore ? kWrite2 : kErase;
+      ForColumnBlockVectors<T>(by_value_, [&](auto vectors, size_t c) HWY_ATTR {
         constexpr size_t kWidth = vectors.value * N;
-        T* strip = b_.d_state + by_value_.Offset(c);
+        T* column_block = b_.d_state + by_value_.Offset(c);
         for (size_t t = n; t-- > 0;) {
           const size_t at = t * row_, value_at = t * value_row_ + c;
           Token<T> token = Back(t + 1, c);
@@ -288,58 +289,58 @@ class DeltaBackwardHead {
           token.dot_out = b_.sums[kOfKeys] + at;
           token.dot2_lanes = kept + value_at;
           token.dot2_out = b_.sums[kOfWriteKeys] + at;
-          prefetch.Some();
+          prefetch.Issue();
           if (t + 1 == n) {
-            PassBorderToken<kWrite | kReads, Decay::kNone, vectors.value>(d_, token, keys_, kWidth, strip);
+            PassBoundaryToken<kWrite | kReads, Decay::kNone, vectors.value>(d_, token, keys_, kWidth, column_block);
           } else {
             PassToken<kWrite | kReads | kBack, decay.value, vectors.value>(d_, b_.rows.kinds[t + 1], token, keys_,
-                                                                           kWidth, strip);
+                                                                           kWidth, column_block);
           }
         }
-        PassBorderToken<kBack, decay.value, vectors.value>(d_, Back(0, c), keys_, kWidth, strip);
+        PassBoundaryToken<kBack, decay.value, vectors.value>(d_, Back(0, c), keys_, kWidth, column_block);
       });
     };
     WithDelta<Decay::kRows>(p_, run);
   }
 
-  // Steps from D of a write to D of the write before it.
+  // The operands that lead from D of a write to D of the write before it.
   HWY_INLINE Token<T> Back(size_t t, size_t c) const {
     Token<T> token;
     token.decay = reader_.DecayOf(t);
-    token.late_row = token.write2_row = b_.rows.read + t * row_;
-    token.late_lanes = token.write2_lanes = (before_ ? b_.d_found : b_.d_written) + t * value_row_ + c;
+    token.erase_row = token.write2_row = b_.rows.read + t * row_;
+    token.erase_lanes = token.write2_lanes = (before_ ? b_.d_found : b_.d_written) + t * value_row_ + c;
     return token;
   }
 
-  // dq, and -dr or da, on S^T from the border on.
-  HWY_NOINLINE HWY_ATTR void ForwardInTime(size_t n, const T* kept, const T* written, T* state, RowPrefetch& prefetch) {
+  // Passes over the writes of a block with S^T from the boundary state on: computes dq, and -dr or da.
+  HWY_NOINLINE HWY_ATTR void ForwardPass(size_t n, const T* kept, const T* written, T* state, RowPrefetch& prefetch) {
     const auto run = [&](auto before, auto decay) HWY_ATTR {
       constexpr bool kBefore = before.value;
-      constexpr unsigned kReads = kEarlyRead | kEarlyRead2, kWrites = kBefore ? kWrite | kWrite2 : kWrite;
-      ForStripVectors<T>(by_key_, [&](auto vectors, size_t c) HWY_ATTR {
+      constexpr unsigned kReads = kReadBefore | kRead2Before, kWrites = kBefore ? kWrite | kWrite2 : kWrite;
+      ForColumnBlockVectors<T>(by_key_, [&](auto vectors, size_t c) HWY_ATTR {
         constexpr size_t kWidth = vectors.value * N;
-        T* strip = state + by_key_.Offset(c);
-        if constexpr (kBefore) {  // the first token's da; of the others, in the pass before theirs
+        T* column_block = state + by_key_.Offset(c);
+        if constexpr (kBefore) {  // the first token's da; the others are computed in the pass of the token before
           Token<T> first;
-          first.early_row = b_.d_found;
-          first.early_out = b_.sums[kOfReadKeys] + c;
-          PassBorderToken<kEarlyRead, Decay::kNone, vectors.value>(d_, first, by_key_.rows, kWidth, strip);
+          first.before_row = b_.d_found;
+          first.before_out = b_.sums[kOfReadKeys] + c;
+          PassBoundaryToken<kReadBefore, Decay::kNone, vectors.value>(d_, first, by_key_.rows, kWidth, column_block);
         }
         for (size_t t = 0; t < n; ++t) {
           const size_t at = t * row_ + c, value_at = t * value_row_;
           Token<T> token;
           token.decay = reader_.DecayOf(t, c);
-          token.early_row = kBefore ? b_.d_found + (t + 1 < n ? t + 1 : t) * value_row_ : b_.d_written + value_at;
-          token.early_out = b_.sums[kOfReadKeys] + (kBefore ? at + row_ : at);
+          token.before_row = kBefore ? b_.d_found + (t + 1 < n ? t + 1 : t) * value_row_ : b_.d_written + value_at;
+          token.before_out = b_.sums[kOfReadKeys] + (kBefore ? at + row_ : at);
           token.write_row = written + value_at;
           token.write_lanes = b_.rows.k + at;
           token.write2_row = kept + value_at;
           token.write2_lanes = b_.rows.write_key + at;
           token.read2_row = b_.d_o + value_at;
           token.read2_out = b_.sums[kOfQueries] + at;
-          prefetch.Some();
+          prefetch.Issue();
           PassToken<kReads | kWrites, decay.value, vectors.value>(d_, b_.rows.kinds[t], token, by_key_.rows, kWidth,
-                                                                  strip);
+                                                                  column_block);
         }
       });
     };
@@ -349,22 +350,23 @@ class DeltaBackwardHead {
     for (size_t i = 0; i < n * row_; i += N) hn::Store(hn::Neg(hn::Load(d_, dr + i)), d_, dr + i);
   }
 
-  // Adds to dq, dk, da and db what is read of a write with no decay between.
+  // Adds to dq, dk, da and db the reads of writes with no decay in between.
   HWY_NOINLINE HWY_ATTR void AddOwnPairs(size_t n, const T* kept, const T* written) const {
-    // Token t writes `values` under `keys`, and token `reader` reads them by `reads`, for which it has `d_values`.
-    const auto pair = [&](size_t t, const T* values, const T* keys, DeltaSum of_keys, size_t reader, const T* d_values,
-                          const T* reads, DeltaSum of_reads) HWY_ATTR {
+    // Token t writes `values` under `keys`; token `reader` reads them with `reads`, and the gradient of what it reads
+    // is `d_values`.
+    const auto pair = [&](size_t t, const T* values, const T* keys, DeltaSum key_sum, size_t reader, const T* d_values,
+                          const T* reads, DeltaSum read_sum) HWY_ATTR {
       auto sum = hn::Zero(d_);
       for (size_t j = 0; j < value_row_; j += N) {
         const auto d_value = hn::Load(d_, d_values + reader * value_row_ + j);
         sum = hn::MulAdd(d_value, hn::Load(d_, values + t * value_row_ + j), sum);
       }
-      const auto weight = hn::Set(d_, hn::ReduceSum(d_, sum));
+      const auto product = hn::Set(d_, hn::ReduceSum(d_, sum));
       for (size_t i = 0; i < row_; i += N) {
         const size_t at = t * row_ + i, from = reader * row_ + i;
-        T *d_key = b_.sums[of_keys] + at, *d_read = b_.sums[of_reads] + from;
-        hn::Store(hn::MulAdd(weight, hn::Load(d_, keys + at), hn::Load(d_, d_read)), d_, d_read);
-        hn::Store(hn::MulAdd(weight, hn::Load(d_, reads + from), hn::Load(d_, d_key)), d_, d_key);
+        T *d_key = b_.sums[key_sum] + at, *d_read = b_.sums[read_sum] + from;
+        hn::Store(hn::MulAdd(product, hn::Load(d_, keys + at), hn::Load(d_, d_read)), d_, d_read);
+        hn::Store(hn::MulAdd(product, hn::Load(d_, reads + from), hn::Load(d_, d_key)), d_, d_key);
       }
     };
     for (size_t t = 0; t < n; ++t) {
@@ -377,25 +379,26 @@ class DeltaBackwardHead {
     }
   }
 
-  // By key and later token; the read key of RWKV-7 sees the decay of the token before.
+  // Computes gradients of log decays: sums over later tokens, per key channel. The read key of RWKV-7 reads after the
+  // decay of the token before.
   HWY_NOINLINE HWY_ATTR void DecayGradients(int64_t first, size_t tokens) {
     const size_t n = tokens * writes_;
-    T* to = b_.rows.decay;  // has been used
+    T* to = b_.rows.decay;  // no longer needed
     const auto product = [&](const T* a, const T* b, size_t at)
                              HWY_ATTR { return hn::Mul(hn::Load(d_, a + at), hn::Load(d_, b + at)); };
     for (size_t i = 0; i < row_; i += N) {
       auto later = hn::Load(d_, b_.suffix + i);
       for (size_t t = n; t-- > 0;) {
         const size_t at = t * row_ + i;
-        const auto of_read = product(b_.rows.read, b_.sums[kOfReadKeys], at);
+        const auto read_product = product(b_.rows.read, b_.sums[kOfReadKeys], at);
         auto own = hn::Sub(product(b_.rows.q, b_.sums[kOfQueries], at), product(b_.rows.k, b_.sums[kOfKeys], at));
         if (before_) {
           own = hn::Sub(own, product(b_.rows.write_key, b_.sums[kOfWriteKeys], at));
         } else {
-          own = hn::Add(own, of_read);
+          own = hn::Add(own, read_product);
         }
         const auto gradient = hn::Add(later, own);
-        later = before_ ? hn::Add(gradient, of_read) : gradient;
+        later = before_ ? hn::Add(gradient, read_product) : gradient;
         hn::Store(gradient, d_, to + at);
       }
     }
@@ -418,60 +421,61 @@ class DeltaBackwardHead {
     return hn::ReduceSum(d_, sum);
   }
 
-  // Through r = beta .* erase .* key and w = beta .* write .* v.
-  HWY_NOINLINE HWY_ATTR void Factors(int64_t first, size_t tokens) {
+  // Computes the gradients of the factors of r = beta .* erase .* read_key and w = beta .* write .* v.
+  HWY_NOINLINE HWY_ATTR void FactorGradients(int64_t first, size_t tokens) {
     const size_t n = tokens * writes_;
     reader_.ReadKeys(first, tokens);
     T* dr = b_.sums[kOfReadKeys];
     std::fill_n(b_.d_beta, n, T{0});
-    Through(p_.erase, g_.d_erase, first, tokens, keys_, row_, b_.rows.read, dr, dr);
+    FactorBackward(p_.erase, g_.d_erase, first, tokens, keys_, row_, b_.rows.read, dr, dr);
     if (p_.read_key.data == nullptr) {
       T* dk = b_.sums[kOfKeys];
       for (size_t i = 0; i < n * row_; i += N) {
         hn::Store(hn::Add(hn::Load(d_, dk + i), hn::Load(d_, dr + i)), d_, dk + i);
       }
     }
-    Through(p_.write, g_.d_write, first, tokens, values_, value_row_, b_.rows.v, b_.d_written, b_.dv);
+    FactorBackward(p_.write, g_.d_write, first, tokens, values_, value_row_, b_.rows.v, b_.d_written, b_.dv);
     StoreWrites(b_.dv, value_row_, g_.dv, head_, first, tokens, values_);
     for (size_t i = 0; g_.d_beta.data != nullptr && i < n; ++i) {
-      StoreNumber(OfWrite(g_.d_beta, static_cast<int64_t>(i % writes_)), s_, head_,
+      StoreNumber(RowsOfWrite(g_.d_beta, static_cast<int64_t>(i % writes_)), s_, head_,
                   first + static_cast<int64_t>(i / writes_), static_cast<double>(b_.d_beta[i]));
     }
   }
 
-  // dx of y = beta .* factors .* x, from dy; that of beta is added to.
-  HWY_ATTR void Through(const Rows& factors, const Rows& d_factors, int64_t first, size_t tokens, size_t size,
-                        size_t row, const T* x, const T* dy, T* dx) {
+  // With y = beta .* factors .* x, computes dx from dy, stores the gradient of `factors`, and adds that of beta to
+  // d_beta.
+  HWY_ATTR void FactorBackward(const Rows& factors, const Rows& d_factors, int64_t first, size_t tokens, size_t size,
+                               size_t row, const T* x, const T* dy, T* dx) {
     const bool by_channel = factors.data != nullptr, by_token = p_.beta.data != nullptr;
-    T* weights = b_.rows.raw;
-    if (by_channel) reader_.LoadWrites(factors, head_, first, tokens, size, weights, row);
+    T* factor_rows = b_.rows.raw;
+    if (by_channel) reader_.LoadWrites(factors, head_, first, tokens, size, factor_rows, row);
     for (size_t t = 0; t < tokens * writes_; ++t) {
       const auto beta = hn::Set(d_, by_token ? b_.rows.beta[t] : T{1});
       auto sum = hn::Zero(d_);
       for (size_t i = t * row; i < (t + 1) * row; i += N) {
-        auto factor = by_channel ? hn::Load(d_, weights + i) : hn::Set(d_, T{1});
+        auto factor = by_channel ? hn::Load(d_, factor_rows + i) : hn::Set(d_, T{1});
         const auto product = hn::Mul(hn::Load(d_, dy + i), hn::Load(d_, x + i));
         sum = hn::MulAdd(factor, product, sum);
         hn::Store(hn::Mul(hn::Mul(beta, factor), hn::Load(d_, dy + i)), d_, dx + i);
-        if (by_channel) hn::Store(hn::Mul(beta, product), d_, weights + i);
+        if (by_channel) hn::Store(hn::Mul(beta, product), d_, factor_rows + i);
       }
       b_.d_beta[t] += hn::ReduceSum(d_, sum);
     }
-    if (by_channel) StoreWrites(weights, row, d_factors, head_, first, tokens, size);
+    if (by_channel) StoreWrites(factor_rows, row, d_factors, head_, first, tokens, size);
   }
 
-  // A row of each write, times `factor`.
+  // Stores a row per write, times `factor`.
   HWY_ATTR void StoreWrites(const T* rows, size_t row, const Rows& to, int64_t head, int64_t first, size_t tokens,
                             size_t size, double factor = 1) const {
     if (to.data == nullptr) return;
     const auto times = hn::Set(d_, static_cast<T>(factor));
     for (size_t write = 0; write < writes_; ++write) {
-      StoreRows(d_, rows + write * row, writes_ * row, OfWrite(to, static_cast<int64_t>(write)), s_, head, first,
+      StoreRows(d_, rows + write * row, writes_ * row, RowsOfWrite(to, static_cast<int64_t>(write)), s_, head, first,
                 tokens, 0, size, [&](auto v, size_t, size_t) HWY_ATTR { return hn::Mul(times, v); });
     }
   }
 
-  // Rows of the key head times `factor`: stored, or added to those of its other value heads.
+  // Adds rows to the sums of the key head's value heads, and stores them times `factor` after the last of them.
   HWY_NOINLINE HWY_ATTR void AddToHead(DeltaSum of, const Rows& to, int64_t block, double factor) {
     if (to.data == nullptr) return;
     const int64_t first = block * p_.block_tokens(), group = p_.group(), mine = head_ % group;
@@ -486,8 +490,8 @@ class DeltaBackwardHead {
                 [&](auto v, size_t, size_t) HWY_ATTR { return hn::Mul(times, v); });
     };
     if (group == 1) return finish();
-    Turn& turn = shared_.TurnOf(p_, task_, block, of);
-    WaitForTurn(turn, mine);
+    TicketCounter& counter = shared_.CounterOf(p_, task_, block, of);
+    WaitForTicket(counter, mine);
     const auto row = static_cast<int64_t>(row_);
     for (size_t t = 0; t < tokens * writes_; ++t) {
       T* sums = shared_.sums[of] + shared_.RowOf(p_, task_, first * p_.writes + static_cast<int64_t>(t)) * row;
@@ -498,7 +502,7 @@ class DeltaBackwardHead {
       }
     }
     if (mine + 1 == group) finish();
-    EndTurn(turn);
+    ReleaseTicket(counter);
   }
 
   const D d_;
@@ -511,7 +515,7 @@ class DeltaBackwardHead {
   const DeltaShared<T>& shared_;
   const DeltaReader<T> reader_;
   const size_t row_, value_row_, keys_, values_, writes_;
-  const DeltaShape by_value_, by_key_;  // S and D, and transposed
+  const DeltaShape by_value_, by_key_;  // shapes of S and D, and of S^T and D^T
   const bool before_;
 };
 

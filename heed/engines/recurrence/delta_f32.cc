@@ -1,4 +1,4 @@
-// Delta rules with states of f32: bf16 and f16 tensors are widened.
+// Delta rules with f32 states; bf16 and f16 tensors are widened.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/recurrence/kernels.h"
@@ -26,7 +26,7 @@ HEED_EXPORT(Passes, DeltaF32)
 
 const Kernel kDeltaF32 = {
     .name = "delta_f32",
-    .why = "a delta rule token by token, each one pass over strips of the state, 16-bit tensors widened",
+    .why = "a delta rule token by token, each one pass over column blocks of the state, 16-bit tensors widened",
     .declines =
         [](const Context&, const Problem& p) {
           const Reason reason = engine::DeclinesAllButF32(p.dtype);

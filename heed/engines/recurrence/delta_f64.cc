@@ -1,4 +1,4 @@
-// Delta rules with states of f64.
+// Delta rules with f64 states.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/recurrence/kernels.h"
@@ -26,7 +26,7 @@ HEED_EXPORT(Passes, DeltaF64)
 
 const Kernel kDeltaF64 = {
     .name = "delta_f64",
-    .why = "a delta rule token by token, each one pass over strips of the state",
+    .why = "a delta rule token by token, each one pass over column blocks of the state",
     .declines =
         [](const Context&, const Problem& p) {
           const Reason reason = engine::DeclinesAllButF64(p.dtype);

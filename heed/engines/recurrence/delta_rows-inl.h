@@ -1,4 +1,4 @@
-// The rows of a block of a delta rule, as its tokens take them.
+// Reads the rows of a block of a delta rule: queries, keys, values and decays, with beta and the factors applied.
 //
 // Compiled once per SIMD target.
 #if defined(HEED_ENGINES_RECURRENCE_DELTA_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -26,25 +26,25 @@ namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// The rows of a token's write.
-inline Rows OfWrite(const Rows& rows, int64_t write) {
-  Rows of_write = rows;
-  of_write.data =
+// The rows of one of each token's writes.
+inline Rows RowsOfWrite(const Rows& rows, int64_t write) {
+  Rows shifted = rows;
+  shifted.data =
       static_cast<const char*>(rows.data) + write * rows.write_stride * static_cast<int64_t>(SizeOf(rows.dtype));
-  return of_write;
+  return shifted;
 }
 
-// [writes][row], values [writes][value_row]: what a token has one of stands at one of its writes,
-// and at the others that which does nothing.
+// Rows of a block: [writes][row], values [writes][value_row]. A tensor with one row per token has it at one of the
+// token's writes, and zeros at the others.
 template <class T>
 struct DeltaRows {
   T *q, *k, *read, *write_key;  // scale q, k, r or a, b
-  T* read_state;                // the read key with the decay between it and the state before its token
-  T* decay;                     // as TileDecay(); of a scalar [writes][kDeltaStrip vectors], all the same
+  T* read_state;                // the read key with which the state before the token's decay is read: a_t .* r_t, or a
+  T* decay;                     // TileDecay(); a scalar fills [writes][kDeltaBlockVectors vectors]
   Decays* kinds;                // [writes]
   T* beta;                      // [writes]
-  T *v, *w;                     // v as it is given, and as it is written
-  T* raw;                       // of any use
+  T *v, *w;                     // v, and beta .* write .* v
+  T* raw;                       // scratch
 
   void LayOut(const Problem& p, Carver& carver, int64_t block) {
     const auto row = static_cast<int64_t>(Padded<T>(p.key_size));
@@ -52,7 +52,7 @@ struct DeltaRows {
     constexpr auto N = static_cast<int64_t>(hn::MaxLanes(hn::ScalableTag<T>()));
     for (T** rows : {&q, &k, &read, &read_state}) carver.Next(*rows, block * row);
     carver.Next(write_key, p.write_key.data == nullptr ? 0 : block * row);
-    const int64_t decays = p.gate == Gate::kScalar ? std::max(row, kDeltaStrip * N) : row;
+    const int64_t decays = p.gate == Gate::kScalar ? std::max(row, kDeltaBlockVectors * N) : row;
     carver.Next(decay, p.gate == Gate::kNone ? 0 : block * decays);
     carver.Next(kinds, block);
     carver.Next(beta, block);
@@ -62,7 +62,8 @@ struct DeltaRows {
   }
 };
 
-// Reads rows of one value head. A scalar decay is one for all lanes: no row asks for it again.
+// Reads the rows of one value head of one sequence. Scalar decays are stored as vectors, which are loaded once per
+// token and not once per row.
 template <class T>
 class DeltaReader {
  public:
@@ -71,7 +72,7 @@ class DeltaReader {
         values_(static_cast<size_t>(p.value_size)), row_(Padded<T>(p.key_size)), value_row_(Padded<T>(p.value_size)),
         writes_(static_cast<size_t>(p.writes)), rows_(rows) {}
 
-  // Loads the queries of n tokens, and all that follows does so too.
+  // Loads the queries of n tokens, times `scale`.
   HWY_NOINLINE HWY_ATTR void Queries(int64_t first, size_t n) const {
     LoadTokens(p_.q, key_head_, first, n, keys_, p_.writes - 1, rows_.q, row_);
     const auto scale = hn::Set(d_, static_cast<T>(p_.scale));
@@ -80,7 +81,7 @@ class DeltaReader {
     }
   }
 
-  // Keys, values and decays.
+  // Loads keys, values and decays of n tokens.
   HWY_NOINLINE HWY_ATTR void Writes(int64_t first, size_t n) const {
     LoadWrites(p_.k, key_head_, first, n, keys_, rows_.k, row_);
     LoadWrites(p_.v, head_, first, n, values_, rows_.v, value_row_);
@@ -92,12 +93,12 @@ class DeltaReader {
       for (size_t i = 0; i < n * writes_; ++i) rows_.beta[i] = rows_.raw[i * N];
     }
     ReadKeys(first, n);
-    Weighted(p_.erase, first, n, keys_, row_, rows_.read, rows_.read);
-    Weighted(p_.write, first, n, values_, value_row_, rows_.v, rows_.w);
+    ApplyFactors(p_.erase, first, n, keys_, row_, rows_.read, rows_.read);
+    ApplyFactors(p_.write, first, n, values_, value_row_, rows_.v, rows_.w);
     Decays(first, n);
   }
 
-  // The read key as it is given.
+  // Loads read keys, without beta and erase factors.
   HWY_ATTR void ReadKeys(int64_t first, size_t n) const {
     if (p_.read_key.data == nullptr) {
       std::memcpy(rows_.read, rows_.k, n * writes_ * row_ * sizeof(T));
@@ -106,25 +107,26 @@ class DeltaReader {
     }
   }
 
-  // A row for each write.
+  // Loads a row per write.
   HWY_ATTR void LoadWrites(const Rows& from, int64_t head, int64_t first, size_t n, size_t size, T* to,
                            size_t row) const {
     for (size_t write = 0; write < writes_; ++write) {
-      LoadRows(d_, OfWrite(from, static_cast<int64_t>(write)), s_, head, first, n, size, to + write * row, row,
+      LoadRows(d_, RowsOfWrite(from, static_cast<int64_t>(write)), s_, head, first, n, size, to + write * row, row,
                writes_);
     }
   }
 
-  // A row for one of each token's writes, zeros for the others.
+  // Loads a row per token at one of its writes, and zeros at the others.
   HWY_ATTR void LoadTokens(const Rows& from, int64_t head, int64_t first, size_t n, size_t size, int64_t write, T* to,
                            size_t row) const {
     if (writes_ > 1) std::memset(to, 0, n * writes_ * row * sizeof(T));
     LoadRows(d_, from, s_, head, first, n, size, to + static_cast<size_t>(write) * row, row, writes_);
   }
 
-  // Asks in so many calls for rows of the block from token `first` on, of the forward pass or, with more, of another.
+  // Returns the prefetches of the block from token `first` on in this many calls: the rows of the forward pass, and
+  // `more`.
   struct MoreRows {
-    std::initializer_list<const Rows*> of_key_heads = {}, by_key = {}, by_value = {};
+    std::initializer_list<const Rows*> by_key_head = {}, by_key = {}, by_value = {};
   };
   HWY_ATTR RowPrefetch Prefetch(int64_t first, size_t calls, const MoreRows& more = {}) const {
     RowPrefetch prefetch;
@@ -138,25 +140,25 @@ class DeltaReader {
     add({&p_.erase}, head_, p_.key_size);
     if (p_.gate == Gate::kKey) add({&p_.log_decay}, head_, p_.key_size);
     add({&p_.v, &p_.o}, head_, p_.value_size);
-    add(more.of_key_heads, key_head_, p_.key_size);
+    add(more.by_key_head, key_head_, p_.key_size);
     add(more.by_key, head_, p_.key_size);
     add(more.by_value, head_, p_.value_size);
     prefetch.Begin(static_cast<size_t>(std::min(p_.block_tokens(), s_.count - first)), calls);
     return prefetch;
   }
 
-  // The decay of write t, for rows, or for lanes from `column` on.
+  // The decays of write t, per row, or per lane from `column` on.
   const T* DecayOf(size_t t, size_t column = 0) const {
-    return p_.gate == Gate::kScalar ? rows_.decay + t * kDeltaStrip * N : rows_.decay + t * row_ + column;
+    return p_.gate == Gate::kScalar ? rows_.decay + t * kDeltaBlockVectors * N : rows_.decay + t * row_ + column;
   }
 
  private:
   using D = hn::ScalableTag<T>;
   static constexpr size_t N = hn::MaxLanes(D());
 
-  // to = x .* beta .* factors.
-  HWY_ATTR void Weighted(const Rows& factors, int64_t first, size_t n, size_t size, size_t row, const T* x,
-                         T* to) const {
+  // Computes to = beta .* factors .* x.
+  HWY_ATTR void ApplyFactors(const Rows& factors, int64_t first, size_t n, size_t size, size_t row, const T* x,
+                             T* to) const {
     const bool by_channel = factors.data != nullptr, by_token = p_.beta.data != nullptr;
     if (by_channel) LoadWrites(factors, head_, first, n, size, rows_.raw, row);
     for (size_t t = 0; t < n * writes_; ++t) {
@@ -191,8 +193,8 @@ class DeltaReader {
       hn::Store(TileDecay(d_, a, less_one), d_, decays);
       for (size_t t = begin; t < HWY_MIN(begin + N, n * writes_); ++t) {
         const T decay = decays[t - begin];
-        T* to = rows_.decay + t * kDeltaStrip * N;
-        for (size_t i = 0; i < kDeltaStrip * N; i += N) hn::Store(hn::Set(d_, decay), d_, to + i);
+        T* to = rows_.decay + t * kDeltaBlockVectors * N;
+        for (size_t i = 0; i < kDeltaBlockVectors * N; i += N) hn::Store(hn::Set(d_, decay), d_, to + i);
         ReadState(t, [&](size_t) HWY_ATTR { return hn::Set(d_, factors[t - begin]); });
         rows_.kinds[t] = !(decay < 0) ? Decays::kMixed : decay > kSlowToken<T> ? Decays::kSlow : Decays::kNear;
       }
@@ -220,10 +222,10 @@ class DeltaReader {
 
   HWY_INLINE hn::Vec<D> Clamped(hn::Vec<D> g) const {
     const auto zero = hn::Zero(d_);
-    return hn::IfThenElse(hn::Gt(g, zero), zero, g);  // NaN stays
+    return hn::IfThenElse(hn::Gt(g, zero), zero, g);  // NaN propagates
   }
 
-  // The read key of row t with the decays of its channels, but where it reads before them.
+  // Computes read_state of write t: the read key times its token's decay, or the read key if it reads before the decay.
   template <class F>
   HWY_INLINE void ReadState(size_t t, const F& decay_of) const {
     const bool before = p_.delta == Delta::kBeforeDecay;

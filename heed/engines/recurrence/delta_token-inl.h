@@ -1,12 +1,11 @@
-// One token of a delta rule on a strip of a state.
+// One token of a delta rule on a column block of a state.
 //
-// Compiled once per SIMD target. What a token writes depends on what it reads from the whole
-// state, so that tokens follow one another, and each passes over the state once: it is
-// decayed, written and read, and read by the next token's key in the same pass, which is what
-// the next token has to know before it can write. 6 flops per element, or 8, for a load and a
-// store. Each element is a chain over tokens and each sum one over rows, even rows and odd
-// rows: the same bits however a sequence is split, forward, in steps and in the transposed
-// states of the backward pass.
+// Compiled once per SIMD target. A delta rule (problem.h) writes k_t (w_t - S~_t^T r_t)^T: what a token writes depends
+// on what its read key retrieves from the whole state, so tokens are sequential. Each token passes over the state once.
+// In this pass the state decays, is updated, and is multiplied by the token's query and by the next token's read key,
+// whose product the next token needs before it writes. This takes 6 or 8 flops per load and store of an element. Each
+// element has one accumulation chain over tokens, and each sum one chain over rows, so that the bits are the same for
+// any split of a sequence, in the forward pass, in steps and in the transposed states of the backward pass.
 #if defined(HEED_ENGINES_RECURRENCE_DELTA_TOKEN_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_DELTA_TOKEN_INL_H_
 #undef HEED_ENGINES_RECURRENCE_DELTA_TOKEN_INL_H_
@@ -26,50 +25,51 @@ namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// Vectors of columns of a strip at most: the more, the fewer broadcasts for each.
-inline constexpr int kDeltaStrip = hs::kShapes.delta_block;
-using DeltaShape = StripShape<kDeltaStrip>;
+// The maximal number of vectors of a column block. A broadcast serves all of them.
+inline constexpr int kDeltaBlockVectors = hs::kShapes.delta_block;
+using DeltaShape = BlockedShape<kDeltaBlockVectors>;
 
-// The operations on a state row, in this order; the decay follows kLateWrite.
-enum TokenDoes : unsigned {
-  kLateWrite = 1,  // subtracted
-  kEarlyRead = 2,
-  kEarlyRead2 = 4,  // by the rows of read2
-  kDot = 8,         // summed over the lanes
+// The operations on a state row, in this order. The decay is applied after kErase.
+enum TokenOps : unsigned {
+  kErase = 1,        // subtracts an outer product
+  kReadBefore = 2,   // sums over rows, before the writes
+  kRead2Before = 4,  // likewise, with the rows of read2
+  kDot = 8,          // sums over lanes, before the writes
   kDot2 = 16,
-  kWrite = 32,
+  kWrite = 32,  // adds an outer product
   kWrite2 = 64,
-  kRead = 128,
+  kRead = 128,  // sums over rows
   kRead2 = 256,
 };
 
-// Rows are broadcast, lanes are columns. A decay is E or E - 1 (TileDecay()), by row or lane.
+// The operands of a token: `_row` pointers have an element per row of the state, which is broadcast, and `_lanes` one
+// per column. Decays are in the form of TileDecay(), per row or per lane.
 template <class T>
 struct Token {
   const T* decay = nullptr;
-  const T *late_row = nullptr, *late_lanes = nullptr;
+  const T *erase_row = nullptr, *erase_lanes = nullptr;
   const T *write_row = nullptr, *write_lanes = nullptr;
   const T *write2_row = nullptr, *write2_lanes = nullptr;
-  const T* early_row = nullptr;
-  T* early_out = nullptr;
+  const T* before_row = nullptr;
+  T* before_out = nullptr;
   const T* read_row = nullptr;
   T* read_out = nullptr;
   const T* read2_row = nullptr;
   T* read2_out = nullptr;
   const T *dot_lanes = nullptr, *dot2_lanes = nullptr;
-  T *dot_out = nullptr, *dot2_out = nullptr;  // by row: added to
-  RowPrefetch* prefetch = nullptr;            // of what comes next: some of it after each vector's worth of rows
+  T *dot_out = nullptr, *dot2_out = nullptr;  // per row, added to
+  RowPrefetch* prefetch = nullptr;            // called once per N rows
 };
 
-// The number of prefetches while tokens pass over all column blocks of a state.
+// The number of calls of RowPrefetch::Issue() while tokens pass over all column blocks of a state.
 template <class T>
-size_t NumAsksOfTokens(const DeltaShape& shape, size_t passes) {
+size_t NumTokenPrefetches(const DeltaShape& shape, size_t passes) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
-  return NumStrips<T>(shape) * passes * ((shape.rows + N - 1) / N);
+  return NumColumnBlocks<T>(shape) * passes * ((shape.rows + N - 1) / N);
 }
 
-// v[i] summed over its lanes in lane i, for vectors of one or two blocks: the halves first, then the halves of these.
-// Adding while transposing halves the vectors takes two thirds of the shuffles.
+// Returns the sum over the lanes of v[i] in lane i, for vectors of one or two 128-bit blocks: first blocks are added,
+// then halves of blocks. Adding during the transpose takes two thirds of its shuffles.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V LaneSums(D d, const V* v) {
   constexpr size_t N = hn::MaxLanes(D()), kPerBlock = 16 / sizeof(hn::TFromD<D>);
@@ -93,7 +93,7 @@ HWY_INLINE V LaneSums(D d, const V* v) {
   }
 }
 
-// Sums over lanes of the rows of a state, some at a time: a function of its own, as it is long and rarely called.
+// Sums over the lanes of a state's rows, kRows at a time. AddTo() is not inlined: it is long and rarely called.
 template <class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 class RowSums {
  public:
@@ -101,7 +101,7 @@ class RowSums {
   static constexpr size_t kRows = N * hs::kShapes.delta_row_sums;
 
   void Put(D d, size_t r, V sum) { hn::Store(sum, d, sums_ + r % kRows * N); }
-  // Adds those of the last `count` rows, which begin at a multiple of kRows, to to[0] and on.
+  // Adds the sums of the last `count` rows, which begin at a multiple of kRows, to to[0 .. count).
   HWY_NOINLINE HWY_ATTR void AddTo(D d, size_t count, T* to) const {
     for (size_t begin = 0; begin < (kRows == N ? 1 : count); begin += N) {
       const T* HWY_RESTRICT sums = sums_ + begin * N;
@@ -127,44 +127,45 @@ class RowSums {
   HWY_ALIGN T sums_[kRows * N];
 };
 
-// A decay of one token that is this near to 1 is rounded with what is written (kSlow).
+// A token's decay with E - 1 between this and 0 is slow: (E - 1) S and the writes are summed before S is added, so that
+// it is not lost to rounding.
 template <class T>
 inline constexpr T kSlowToken = T{-1} / 65536;
 
-// The properties that all decays of a token have.
+// The forms of a token's decays.
 enum class Decays : uint8_t {
   kNear,   // all are E - 1, and none is slow
   kMixed,  // none is slow
-  kSlow,   // some are
+  kSlow,   // some are slow
 };
 
-// kDecay: kNone, kRows or kLanes. Rows of the state are `stride` apart.
-template <unsigned kDoes, Decay kDecay, Decays kKind, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+// Passes over a column block of C vectors, whose rows are `stride` apart. kDecay is kNone, kRows or kLanes.
+template <unsigned kOps, Decay kDecay, Decays kKind, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride, T* HWY_RESTRICT state) {
   constexpr size_t N = hn::MaxLanes(D());
-  constexpr auto does = [](unsigned what) { return (kDoes & what) != 0; };
-  constexpr bool kBeforeWrites = does(kEarlyRead | kEarlyRead2 | kDot | kDot2);
-  constexpr bool kChanges = does(kLateWrite | kWrite | kWrite2) || kDecay != Decay::kNone;
+  constexpr auto has = [](unsigned what) { return (kOps & what) != 0; };
+  constexpr bool kBeforeWrites = has(kReadBefore | kRead2Before | kDot | kDot2);
+  constexpr bool kChanges = has(kErase | kWrite | kWrite2) || kDecay != Decay::kNone;
   constexpr bool kNear = kKind == Decays::kNear, kSlow = kKind == Decays::kSlow;
   constexpr bool kByLane = kDecay == Decay::kLanes, kByRow = kDecay == Decay::kRows;
-  V late[C], write[C], write2[C], decay[C];
-  V read[C], read2[C], early[C], dot[C], dot2[C];
+  V erased[C], write[C], write2[C], decay[C];
+  V read[C], read2[C], read_before[C], dot[C], dot2[C];
   RowSums<D> sums, sums2;
   hn::Mask<D> near[C], slow[C], rounded[C];
   HWY_UNROLL(4)
   for (int c = 0; c < C; ++c) {
     const auto load = [&](bool exists, const T* from)
                           HWY_ATTR { return exists ? hn::LoadU(d, from + c * N) : hn::Zero(d); };
-    late[c] = load(does(kLateWrite), x.late_lanes);
-    write[c] = load(does(kWrite), x.write_lanes);
-    write2[c] = load(does(kWrite2), x.write2_lanes);
+    erased[c] = load(has(kErase), x.erase_lanes);
+    write[c] = load(has(kWrite), x.write_lanes);
+    write2[c] = load(has(kWrite2), x.write2_lanes);
     decay[c] = load(kByLane, x.decay);
     near[c] = hn::Lt(decay[c], hn::Zero(d));
     slow[c] = hn::And(near[c], hn::Gt(decay[c], hn::Set(d, kSlowToken<T>)));
     rounded[c] = hn::AndNot(slow[c], near[c]);
-    dot[c] = load(does(kDot), x.dot_lanes);
-    dot2[c] = load(does(kDot2), x.dot2_lanes);
-    read[c] = read2[c] = early[c] = hn::Zero(d);
+    dot[c] = load(has(kDot), x.dot_lanes);
+    dot2[c] = load(has(kDot2), x.dot2_lanes);
+    read[c] = read2[c] = read_before[c] = hn::Zero(d);
   }
   const auto one_row = [&](size_t r) HWY_ATTR {
     T* HWY_RESTRICT at = state + r * stride;
@@ -183,7 +184,7 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
     };
     const auto decay_row = [&](bool slow_too) HWY_ATTR {
       const V factor = hn::Set(d, x.decay[r]);
-      const auto is_near = hn::Lt(factor, hn::Zero(d));  // no branch: channels differ
+      const auto is_near = hn::Lt(factor, hn::Zero(d));  // a branch would be mispredicted, as channels differ
       HWY_UNROLL(4)
       for (int c = 0; c < C; ++c) {
         s[c] = slow_too ? hn::Mul(factor, s[c])
@@ -197,8 +198,8 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
       }
     };
     const auto writes = [&]() HWY_ATTR {
-      if constexpr (does(kWrite)) add(x.write_row, write);
-      if constexpr (does(kWrite2)) add(x.write2_row, write2);
+      if constexpr (has(kWrite)) add(x.write_row, write);
+      if constexpr (has(kWrite2)) add(x.write2_row, write2);
     };
     const auto over_lanes = [&](const V(&lanes)[C]) HWY_ATTR {
       V product = hn::Mul(s[0], lanes[0]);
@@ -207,15 +208,15 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
       return product;
     };
     const auto before_writes = [&]() HWY_ATTR {
-      if constexpr (does(kEarlyRead)) sum(x.early_row, early);
-      if constexpr (does(kEarlyRead2)) sum(x.read2_row, read2);
-      if constexpr (does(kDot)) sums.Put(d, r, over_lanes(dot));
-      if constexpr (does(kDot2)) sums2.Put(d, r, over_lanes(dot2));
+      if constexpr (has(kReadBefore)) sum(x.before_row, read_before);
+      if constexpr (has(kRead2Before)) sum(x.read2_row, read2);
+      if constexpr (has(kDot)) sums.Put(d, r, over_lanes(dot));
+      if constexpr (has(kDot2)) sums2.Put(d, r, over_lanes(dot2));
     };
-    if constexpr (does(kLateWrite)) {
-      const V factor = hn::Set(d, x.late_row[r]);
+    if constexpr (has(kErase)) {
+      const V factor = hn::Set(d, x.erase_row[r]);
       HWY_UNROLL(4)
-      for (int c = 0; c < C; ++c) s[c] = hn::NegMulAdd(factor, late[c], s[c]);
+      for (int c = 0; c < C; ++c) s[c] = hn::NegMulAdd(factor, erased[c], s[c]);
     }
     bool is_slow = kSlow;
     if constexpr (kByRow && kSlow) is_slow = x.decay[r] < 0 && x.decay[r] > kSlowToken<T>;
@@ -243,47 +244,47 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
         s[c] = kByLane ? hn::MaskedAddOr(s[c], slow[c], before[c], s[c]) : hn::Add(before[c], s[c]);
       }
     }
-    if constexpr (does(kRead)) sum(x.read_row, read);
-    if constexpr (does(kRead2)) sum(x.read2_row, read2);
+    if constexpr (has(kRead)) sum(x.read_row, read);
+    if constexpr (has(kRead2)) sum(x.read2_row, read2);
     HWY_UNROLL(4)
     for (int c = 0; kChanges && c < C; ++c) hn::StoreU(s[c], d, at + c * N);
   };
-  constexpr size_t kSummed = RowSums<D>::kRows;  // N, or a multiple
+  constexpr size_t kSummed = RowSums<D>::kRows;  // a multiple of N
   for (size_t group = 0; group < num_rows; group += N) {
     const size_t end = HWY_MIN(group + N, num_rows);
-    if (x.prefetch != nullptr) x.prefetch->Some();
+    if (x.prefetch != nullptr) x.prefetch->Issue();
     for (size_t r = group; r < end; ++r) one_row(r);
     if (kSummed != N && end % kSummed != 0 && end != num_rows) continue;
     const size_t begin = kSummed == N ? group : group / kSummed * kSummed;
-    if constexpr (does(kDot)) sums.AddTo(d, end - begin, x.dot_out + begin);
-    if constexpr (does(kDot2)) sums2.AddTo(d, end - begin, x.dot2_out + begin);
+    if constexpr (has(kDot)) sums.AddTo(d, end - begin, x.dot_out + begin);
+    if constexpr (has(kDot2)) sums2.AddTo(d, end - begin, x.dot2_out + begin);
   }
   HWY_UNROLL(4)
   for (int c = 0; c < C; ++c) {
-    if constexpr (does(kRead)) hn::StoreU(read[c], d, x.read_out + c * N);
-    if constexpr (does(kRead2 | kEarlyRead2)) hn::StoreU(read2[c], d, x.read2_out + c * N);
-    if constexpr (does(kEarlyRead)) hn::StoreU(early[c], d, x.early_out + c * N);
+    if constexpr (has(kRead)) hn::StoreU(read[c], d, x.read_out + c * N);
+    if constexpr (has(kRead2 | kRead2Before)) hn::StoreU(read2[c], d, x.read2_out + c * N);
+    if constexpr (has(kReadBefore)) hn::StoreU(read_before[c], d, x.before_out + c * N);
   }
 }
 
-// This takes the kind at run time.
-template <unsigned kDoes, Decay kDecay, int C, class D, class T = hn::TFromD<D>>
+// PassToken() with the kind of decays as an argument.
+template <unsigned kOps, Decay kDecay, int C, class D, class T = hn::TFromD<D>>
 HWY_INLINE void PassToken(D d, Decays kind, const Token<T>& x, size_t num_rows, size_t stride, T* state) {
   if (kDecay == Decay::kNone || kind == Decays::kNear) {
-    PassToken<kDoes, kDecay, Decays::kNear, C>(d, x, num_rows, stride, state);
+    PassToken<kOps, kDecay, Decays::kNear, C>(d, x, num_rows, stride, state);
   } else if (kind == Decays::kMixed) {
-    PassToken<kDoes, kDecay, Decays::kMixed, C>(d, x, num_rows, stride, state);
+    PassToken<kOps, kDecay, Decays::kMixed, C>(d, x, num_rows, stride, state);
   } else {
-    PassToken<kDoes, kDecay, Decays::kSlow, C>(d, x, num_rows, stride, state);
+    PassToken<kOps, kDecay, Decays::kSlow, C>(d, x, num_rows, stride, state);
   }
 }
 
-// This takes every kind, with the bits of its own: of tokens at the border of a block, which are few, so that all loops
-// over blocks share its code.
-template <unsigned kDoes, Decay kDecay, int C, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE HWY_ATTR void PassBorderToken(D d, const Token<T>& x, size_t num_rows, size_t stride, T* state) {
+// PassToken() for the tokens at a block boundary, with the same bits. They are few, so one instantiation handles all
+// kinds of decays, and all loops over blocks share its code.
+template <unsigned kOps, Decay kDecay, int C, class D, class T = hn::TFromD<D>>
+HWY_NOINLINE HWY_ATTR void PassBoundaryToken(D d, const Token<T>& x, size_t num_rows, size_t stride, T* state) {
   constexpr Decays kAny = kDecay == Decay::kNone ? Decays::kNear : Decays::kSlow;
-  PassToken<kDoes, kDecay, kAny, C>(d, x, num_rows, stride, state);
+  PassToken<kOps, kDecay, kAny, C>(d, x, num_rows, stride, state);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

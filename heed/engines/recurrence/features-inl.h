@@ -1,7 +1,6 @@
-// Feature maps phi, a row at a time, and their derivatives.
+// Feature maps phi of rows, and their derivatives.
 //
-// Compiled once per SIMD target. Rows are padded to whole vectors with zeros, whatever
-// phi(0) is.
+// Compiled once per SIMD target. Rows are padded to whole vectors with zeros, whatever phi(0) is.
 #if defined(HEED_ENGINES_RECURRENCE_FEATURES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_FEATURES_INL_H_
 #undef HEED_ENGINES_RECURRENCE_FEATURES_INL_H_
@@ -20,10 +19,10 @@ namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// The largest exponent of Feature::kExp: sums of its products stay finite in f32.
+// The largest exponent of Feature::kExp, with which sums of products stay finite in f32.
 inline constexpr double kMaxFeatureExponent = 80;
 
-// f(vector) for all vectors of x, zeros beyond `size`.
+// y = f(vector, index) for all vectors of x, with zeros beyond `size`.
 template <class D, class F, class T = hn::TFromD<D>>
 HWY_INLINE void MapVectors(D d, const T* x, size_t size, T* y, const F& f) {
   constexpr size_t N = hn::MaxLanes(D());
@@ -49,8 +48,8 @@ HWY_INLINE void Softmax(D d, const T* x, size_t size, T* y) {
   MapVectors(d, y, size, y, [&](auto v, size_t) HWY_ATTR { return hn::Mul(v, inverse); });
 }
 
-// to = [1, y, y_i^2 / sqrt(2), y_i y_j (i < j)] of y = x scale: the product of two such is 1 +
-// s + s^2 / 2, s the product of their y.
+// to = [1, y, y_i^2 / sqrt(2), y_i y_j (i < j)] with y = x scale. The dot product of two such rows is 1 + s + s^2 / 2,
+// where s is the dot product of their y.
 template <class T>
 HWY_INLINE void Taylor(const T* HWY_RESTRICT x, T scale, size_t size, size_t row, T* HWY_RESTRICT to) {
   constexpr T kRootHalf = static_cast<T>(0.70710678118654752440);
@@ -65,7 +64,7 @@ HWY_INLINE void Taylor(const T* HWY_RESTRICT x, T scale, size_t size, size_t row
   while (at < row) to[at++] = 0;
 }
 
-// dx from to and d_to.
+// Computes dx from to = Taylor(x) and its gradient.
 template <class T>
 HWY_INLINE void TaylorBackward(const T* HWY_RESTRICT to, const T* HWY_RESTRICT d_to, T scale, size_t size,
                                T* HWY_RESTRICT dx) {
@@ -82,8 +81,8 @@ HWY_INLINE void TaylorBackward(const T* HWY_RESTRICT to, const T* HWY_RESTRICT d
   for (size_t i = 0; i < size; ++i) dx[i] *= scale;
 }
 
-// y = phi(x) for x of `size` elements; y has `row` of them. x and y may be the same
-// unless phi adds channels. `scale` is of kTaylor.
+// y = phi(x) for x of `size` elements; y has `row` elements. x and y may be the same memory unless phi adds channels.
+// `scale` is for kTaylor.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void MapFeatures(D d, Feature feature, const T* x, T scale, size_t size, size_t row, T* y) {
   const auto zero = hn::Zero(d), one = hn::Set(d, T{1});
@@ -95,7 +94,7 @@ HWY_INLINE void MapFeatures(D d, Feature feature, const T* x, T scale, size_t si
       return MapVectors(d, x, size, y, [&](auto v, size_t) HWY_ATTR {
         return hn::IfThenElse(hn::Gt(v, zero), hn::Add(v, one), hs::Exp(d, v));
       });
-    case Feature::kRelu:  // NaN stays: of a NaN and a number, x86 returns the second
+    case Feature::kRelu:  // NaN propagates, which Max() would not ensure: x86 returns its second operand
       return MapVectors(d, x, size, y,
                         [&](auto v, size_t) HWY_ATTR { return hn::IfThenElse(hn::Lt(v, zero), zero, v); });
     case Feature::kReluSquared:
@@ -108,14 +107,14 @@ HWY_INLINE void MapFeatures(D d, Feature feature, const T* x, T scale, size_t si
       });
     case Feature::kSoftmax: return Softmax(d, x, size, y);
     case Feature::kTaylor: return Taylor(x, scale, size, row, y);
-    case Feature::kSoftmaxOfTokens:  // need more than a row: RowReader
+    case Feature::kSoftmaxOfTokens:  // RowReader computes these, which need more than one row
     case Feature::kRandomExp:
     case Feature::kRandomRelu: return;
   }
 }
 
-// dx from y = phi(x) and dy, and, where phi is by element, from x. There y is `scale` phi(x), and dx has that scale
-// too; elsewhere `scale` is that of kTaylor.
+// Computes dx from dy and y = phi(x), and for elementwise maps from x. For these y is `scale` phi(x), and dx has the
+// same factor; otherwise `scale` is that of kTaylor.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void MapFeaturesBackward(D d, Feature feature, const T* x, const T* y, const T* dy, T scale, size_t size,
                                     T* dx) {

@@ -1,20 +1,19 @@
-// The recurrence forward, for one dtype of states.
+// The forward recurrence, for one dtype of states.
 //
-// Compiled once per SIMD target. A task owns one value head of one sequence, or a range
-// of its value columns where there are fewer heads than threads (columns never meet, so
-// that the bits are the same):
+// Compiled once per SIMD target. A task owns one value head of one sequence, or a range of its value columns if there
+// are fewer heads than threads. Columns are independent, so the bits are the same. Per block of 64 tokens:
 //
-//   per block of 64 tokens:
-//     q, k widened and mapped; v widened; decays          rows in cache
-//     z += k, z . q                                       where normalised
-//     per strip of columns, per tile of 4 tokens: register_tile-inl.h
-//     o rounded, divided where normalised
+//   1. rows of q, k and v are widened, q and k mapped, and decays computed: all of them stay in cache
+//   2. normalised: z_t = a_t .* z_{t-1} + k_t and z_t . q_t
+//   3. with decays: tables of the tiles (block-inl.h)
+//   4. per column block and tile of a few tokens: o_t = S^T read_t + pairs, S <- E S + k v^T (register_tile-inl.h)
+//   5. rows of o are divided by their denominators, multiplied with skip and gate, and rounded
 //
-// v and o pass a strip once, so that tiles read and write them in place where they are of
-// the state's type and nothing more is done to them: a sixth of the time at 64 channels.
+// Each column of v and o is accessed by one pass only, so tiles read and write them in place if they have the type of
+// the state and need no other operation; this saves a sixth of the time at 64 channels.
 //
-// 4 K V flops per token: FMA is the bound. What is done once per token and not per
-// state element, widening, mapping and tables, is 5 to 20 % of it at K = V = 64.
+// Step 4 takes 4 K V flops per token; multiply-adds are the bound. The steps that are done per token and not per state
+// element take 5 to 20 % of the time at K = V = 64.
 #if defined(HEED_ENGINES_RECURRENCE_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_FORWARD_INL_H_
 #undef HEED_ENGINES_RECURRENCE_FORWARD_INL_H_
@@ -40,7 +39,7 @@ namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// One thread's memory.
+// The scratch memory of one thread.
 template <class T>
 struct ForwardBuffers {
   BlockRows<T> rows;
@@ -74,7 +73,7 @@ struct ForwardBuffers {
   }
 };
 
-// Value columns [begin, end) of one head of one sequence.
+// Computes some value columns of one head of one sequence.
 template <class T>
 class ForwardHead {
  public:
@@ -99,7 +98,7 @@ class ForwardHead {
     if (p_.causal) {
       ForBlocks([&](int64_t first, size_t n) HWY_ATTR { CausalBlock(first, n); });
     } else {
-      reader_.LookAtKeys();
+      reader_.ReduceKeys();
       ForBlocks([&](int64_t first, size_t n) HWY_ATTR { AddBlock(first, n); });
       ForBlocks([&](int64_t first, size_t n) HWY_ATTR { ReadBlock(first, n); });
     }
@@ -140,7 +139,7 @@ class ForwardHead {
     if (p_.normalize) {
       Denominators(d_, rows.q, rows.k, reader_.NormalizerDecays(), n, row_, b_.z, b_.z, 0, b_.denominators);
     }
-    RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n), kKeys | kQueries, NumAsks<T>(shape_));
+    RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n), kKeys | kQueries, NumPrefetches<T>(shape_));
     const auto value_stride = static_cast<ptrdiff_t>(value_row_);
     Product<T> x = {rows.q, rows.k, row_, b_.v, value_stride, b_.o, value_stride};
     if (values_in_place_) {
@@ -152,7 +151,7 @@ class ForwardHead {
       x.out_stride = static_cast<ptrdiff_t>(p_.o.token_stride);
     }
     if (!gated) {
-      Strips<Decay::kNone>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
+      SweepColumnBlocks<Decay::kNone>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
     } else {
       const Tables<T> tables = {rows.q, rows.k, rows.tile_decay, b_.pairs};
       WithForm(p_, [&](auto form)
@@ -161,28 +160,30 @@ class ForwardHead {
       x.pairs = b_.pairs;
       if (p_.has_value_decay) {
         ValueGatedProduct(first, n, x, prefetch);
-      } else if (p_.gate == Gate::kScalar) {  // one decay of all rows is one of all lanes
-        Strips<Decay::kLanes>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
+      } else if (p_.gate == Gate::kScalar) {
+        SweepColumnBlocks<Decay::kLanes>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
       } else {
-        Strips<Decay::kRows>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
+        SweepColumnBlocks<Decay::kRows>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
       }
     }
     if (!outputs_in_place_) StoreOutputs(first, n);
   }
 
-  // The tile's own tokens stand to the values as they do to dq in the backward pass.
+  // With decays of columns, the pairs of a tile contribute to o as they do to dq in the backward pass, with decays
+  // between the two tokens.
   HWY_NOINLINE HWY_ATTR void ValueGatedProduct(int64_t first, size_t n, Product<T> x, RowPrefetch& prefetch) {
     const BlockRows<T>& rows = b_.rows;
     reader_.ValueDecays(first, n, value_row_);
     BlockKeyTables<Form::kKey>(d_, b_.v, rows.value_decay, n, value_row_, rows.value_write, rows.value_tile_decay);
     x.lanes = rows.value_write;
     x.lane_decay = rows.value_tile_decay;
-    Strips<Decay::kRowsLanes>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
+    SweepColumnBlocks<Decay::kRowsLanes>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
     AddValuePairs(d_, b_.v, rows.value_decay, b_.pairs, n, value_row_, shape_.begin, shape_.end, b_.o);
     AddOwnPairs<PairsOf::kQueries>(d_, b_.v, b_.pairs, n, 0, value_row_, shape_.begin, shape_.end, b_.o);
   }
 
-  // Asks in so many calls for the rows of the next block: keys and what comes with them, queries and their outputs.
+  // Returns the prefetches of the next block in this many calls: with kKeys the rows that update the state, with
+  // kQueries those of q, o and the output gate.
   enum RowsOf : unsigned { kKeys = 1, kQueries = 2 };
   HWY_ATTR RowPrefetch NextRows(int64_t first, unsigned which, size_t calls) const {
     RowPrefetch prefetch;
@@ -190,7 +191,7 @@ class ForwardHead {
     const auto add = [&](const Rows& rows, int64_t head, int64_t size) {
       AddRows(prefetch, rows, s_, head, first, 0, size);
     };
-    // Others write beside these: what they have written would go back and forth.
+    // Prefetches only this task's columns: lines that another core writes would be transferred back and forth.
     const auto add_columns = [&](const Rows& rows) {
       AddRows(prefetch, rows, s_, head_, first, static_cast<int64_t>(shape_.begin),
               std::min(static_cast<int64_t>(shape_.end), p_.value_size));
@@ -214,10 +215,10 @@ class ForwardHead {
     return prefetch;
   }
 
-  // Without causality: first the sums over all tokens ...
+  // The first pass of non-causal calls: S = sum_t k_t v_t^T and z = sum_t k_t.
   HWY_ATTR void AddBlock(int64_t first, size_t n) {
     ReadKeys(first, n);
-    RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n), kKeys, NumAsksOfSums<T>(shape_));
+    RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n), kKeys, NumSumPrefetches<T>(shape_));
     AddOuterProducts(d_, b_.rows.k, row_, b_.v, value_row_, n, shape_, b_.state, prefetch);
     for (size_t t = 0; t < n && p_.normalize; ++t) {
       for (size_t i = 0; i < row_; i += N) {
@@ -226,7 +227,7 @@ class ForwardHead {
     }
   }
 
-  // ... then what each query reads of them.
+  // The second pass of non-causal calls: o_t = S^T q_t.
   HWY_ATTR void ReadBlock(int64_t first, size_t n) {
     reader_.Queries(first, n);
     for (size_t t = 0; t < n && p_.normalize; ++t) {
@@ -236,7 +237,7 @@ class ForwardHead {
       }
       b_.denominators[t] = hn::ReduceSum(d_, sum);
     }
-    RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n), kQueries, NumAsksOfReads<T>(shape_));
+    RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n), kQueries, NumReadPrefetches<T>(shape_));
     ReadState(d_, b_.rows.q, row_, n, shape_, b_.state, b_.o, value_row_, prefetch);
     StoreOutputs(first, n);
   }

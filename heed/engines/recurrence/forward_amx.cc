@@ -1,4 +1,4 @@
-// The recurrence forward with AMX, and emulated for tests.
+// The forward recurrence with AMX, or with its emulation in tests.
 #define HEED_AMX
 #include "heed/core/targets.h"
 // After targets.h:
@@ -36,10 +36,10 @@ HEED_EXPORT(ChunkStates, AmxStates)
 
 namespace {
 
-// Smaller states stay in registers, and packing would cost more than it saves. The emulation takes all, for tests.
+// For smaller states packing costs more than AMX saves. The emulation accepts all sizes, for tests.
 constexpr int64_t kSmallestForAmx = 64 * 64;
 
-// Takes bf16 inputs, and decays that all channels share.
+// Accepts bf16 inputs, and decays that all channels share.
 Reason Declines(const Context& ctx, const Problem& p) {
   if (p.dtype != DType::kBF16) return engine::DeclinesAllButBF16(p.dtype);
   if (const Reason reason = DeclinesOtherStates(p); !reason.empty()) return reason;
@@ -47,11 +47,11 @@ Reason Declines(const Context& ctx, const Problem& p) {
   if (!identity || p.normalize) return {"computes no feature maps and no normalisers"};
   if (!p.causal || p.key_mask.data != nullptr) return {"computes causal calls without a key mask"};
   if (p.gate == Gate::kKey || p.has_value_decay) return {"computes one decay per head at most"};
-  if (p.has_bonus) return {"computes no bonus"};
+  if (p.has_bonus) return {"computes no u term"};
   if (ForwardAmx(ctx).forward == nullptr) return {"needs AMX"};
   const bool emulated = AmxOf(ctx.allowed_targets()) == AmxUnit::kEmulated;
   if (emulated || p.key_size * p.value_size >= kSmallestForAmx) return {};
-  return {"gains from states of 64 x 64 on"};
+  return {"is faster only for states of 64 x 64 and larger"};
 }
 
 // Single steps use recurrence_f32.

@@ -1,4 +1,4 @@
-// The recurrence forward, whole and one token, for f32. A file of its own so that dtypes compile side by side.
+// The recurrence forward, whole and one token, for f32. Each dtype has its own file, so that they compile in parallel.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/recurrence/kernels.h"
@@ -32,7 +32,7 @@ HEED_EXPORT(Passes, ForwardF32)
 
 const Kernel kRecurrenceF32 = {
     .name = "recurrence_f32",
-    .why = "the recurrence itself, four tokens on strips of the state in registers, 16-bit tensors widened",
+    .why = "the recurrence itself, four tokens on column blocks of the state in registers, 16-bit tensors widened",
     .declines =
         [](const Context&, const Problem& p) {
           const Reason reason = engine::DeclinesAllButF32(p.dtype);

@@ -1,4 +1,4 @@
-// The recurrence forward, whole and one token, for f64. A file of its own so that dtypes compile side by side.
+// The recurrence forward, whole and one token, for f64. Each dtype has its own file, so that they compile in parallel.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/recurrence/kernels.h"
@@ -32,7 +32,7 @@ HEED_EXPORT(Passes, ForwardF64)
 
 const Kernel kRecurrenceF64 = {
     .name = "recurrence_f64",
-    .why = "the recurrence itself, four tokens on strips of the state in registers",
+    .why = "the recurrence itself, four tokens on column blocks of the state in registers",
     .declines =
         [](const Context&, const Problem& p) {
           const Reason reason = engine::DeclinesAllButF64(p.dtype);

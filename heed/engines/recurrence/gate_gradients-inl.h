@@ -1,6 +1,11 @@
-// The part of gates in gradients: products among the tokens of a tile, the u term, and gradients of decays.
+// The part of decays in gradients: pairs of tokens of a tile, the u term, and gradients of log decays.
 //
-// Compiled once per SIMD target.
+// Compiled once per SIMD target. The gradient of a log decay is a sum over all later tokens,
+//
+//   dlog_decay_t = sum_{s >= t} (q_s .* dq_s - k_s .* dk_s)
+//
+// per channel, or summed over channels for a scalar decay. It is computed inside blocks; the tokens after a block
+// contribute <S, D> at its end. If the query reads before its token's decay (u term), q_t .* dq_t is not part of it.
 #if defined(HEED_ENGINES_RECURRENCE_GATE_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_GATE_GRADIENTS_INL_H_
 #undef HEED_ENGINES_RECURRENCE_GATE_GRADIENTS_INL_H_
@@ -34,11 +39,11 @@ class GateGradients : protected HeadGradients<T> {
   using Base::d_, Base::N, Base::p_, Base::g_, Base::s_, Base::task_, Base::head_, Base::b_, Base::shared_, Base::dq_,
       Base::row_, Base::value_row_, Base::values_, Base::by_key_, Base::by_value_;
 
-  // S^T and D^T without a normaliser.
-  StateShape Borders() const { return {values_, values_, by_key_.begin, by_key_.end, by_key_.size, true}; }
+  // The shape of S^T and D^T without the normaliser's row.
+  StateShape BoundaryShape() const { return {values_, values_, by_key_.begin, by_key_.end, by_key_.size, true}; }
 
-  // Adds to dq and dk what the tokens of one tile read of each other, without own pairs. A normaliser
-  // shows in dk alone: what it adds to dq comes later.
+  // QueryPairs() and KeyPairs() add the pairs of tokens of each tile to dq and dk, without own pairs. The normaliser is
+  // part of KeyPairs(); its part of dq is added by AddNormalizer().
   HWY_NOINLINE HWY_ATTR void QueryPairs(size_t n) {
     ForTokenTiles(n, [&](auto tokens, size_t begin, size_t tile) HWY_ATTR {
       constexpr int kTokens = tokens.value;
@@ -68,7 +73,8 @@ class GateGradients : protected HeadGradients<T> {
     });
   }
 
-  // Adds the pairs that no decay reaches, after the decays' gradients; with a bonus the key is the token before.
+  // Add the pairs without decays, after the gradients of decays. With the u term these are a query and the key of the
+  // token before.
   HWY_ATTR void OwnQueryPairs(size_t n) const {
     AddOwnPairs<PairsOf::kQueries>(d_, b_.rows.k, value_pairs_, n, p_.has_bonus ? 1 : 0, row_, by_key_.begin,
                                    by_key_.end, dq_);
@@ -90,16 +96,16 @@ class GateGradients : protected HeadGradients<T> {
     for (size_t i = by_key_.begin; i < by_key_.end; ++i) to[i] += static_cast<double>(b_.d_bonus[i]);
   }
 
-  // <S, D> at the end of the block, by key, before D is past it.
+  // Computes <S, D> at the end of the block per key channel, before D has passed the block.
   HWY_ATTR void BoundaryProducts(int64_t block) {
-    const T* state = b_.Border(block);
-    StateProducts(d_, state, Borders(), b_.d_transposed, by_key_, b_.suffix);
+    const T* state = b_.BoundaryState(block);
+    StateProducts(d_, state, BoundaryShape(), b_.d_transposed, by_key_, b_.suffix);
     if (p_.has_value_decay) {
-      StateRowProducts(d_, state, Borders(), b_.d_transposed, by_key_, b_.value_suffix);
+      StateRowProducts(d_, state, BoundaryShape(), b_.d_transposed, by_key_, b_.value_suffix);
     }
     if (!p_.normalize) return;
-    const T* z = b_.BorderZ(block + 1);
-    ForStripsOf<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
+    const T* z = b_.BoundaryZ(block + 1);
+    ForColumnBlocks<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
       const T* dz = b_.d_transposed + by_key_.Offset(column) + values_ * width;
       for (size_t i = 0; i < width; i += N) {
         hn::Store(hn::MulAdd(hn::Load(d_, z + column + i), hn::Load(d_, dz + i), hn::Load(d_, b_.suffix + column + i)),
@@ -120,7 +126,7 @@ class GateGradients : protected HeadGradients<T> {
     AddOwnPairs<PairsOf::kKeys>(d_, b_.d_o, b_.pairs, n, 0, value_row_, by_value_.begin, by_value_.end, b_.dv);
   }
 
-  // Numbers of T as those of D.
+  // Loads a vector of T, converted to the type of D.
   template <class Wide>
   static HWY_INLINE hn::Vec<Wide> Load(Wide d, const T* from) {
     if constexpr (sizeof(T) == sizeof(hn::TFromD<Wide>))
@@ -129,19 +135,19 @@ class GateGradients : protected HeadGradients<T> {
       return hn::PromoteTo(d, hn::LoadU(hn::Rebind<T, Wide>(), from));
   }
 
-  // Sums of q .* dq - k .* dk over later tokens, before pairs that no decay reaches are part of either. Those of
-  // constants are added up over tokens, all in f64.
+  // Sums q .* dq - k .* dk over later tokens, before the pairs without decays are added to dq and dk. Gradients of
+  // constant decays are summed over tokens, in f64.
   HWY_ATTR void DecayGradients(size_t n) {
     if (g_.d_log_decay.data == nullptr) return;
     const auto sums = [&](auto d, size_t i, const auto& put) HWY_ATTR {
       auto later = Load(d, b_.suffix + i);
       for (size_t t = n; t-- > 0;) {
         const size_t at = t * row_ + i;
-        const auto of_query = hn::Mul(Load(d, b_.rows.q + at), Load(d, dq_ + at));
+        const auto query_product = hn::Mul(Load(d, b_.rows.q + at), Load(d, dq_ + at));
         const auto k = Load(d, b_.rows.k + at), dk = Load(d, b_.dk + at);
         const auto past_query = later;
-        later = hn::Add(later, hn::NegMulAdd(k, dk, of_query));
-        // A query does not see its token's decay where there is a bonus.
+        later = hn::Add(later, hn::NegMulAdd(k, dk, query_product));
+        // With the u term a query reads before its token's decay.
         put(p_.has_bonus ? hn::NegMulAdd(k, dk, past_query) : later, at);
       }
     };
@@ -160,7 +166,7 @@ class GateGradients : protected HeadGradients<T> {
     }
   }
 
-  // Stores those of tokens when dk is whole, as a key that is 1 - exp(log_decay) needs it.
+  // Stores the gradients of decays per token. Keys of the form 1 - exp(log_decay) need the complete dk.
   HWY_ATTR void StoreDecayGradients(int64_t first, size_t n) {
     if (g_.d_log_decay.data == nullptr || p_.constant_decay) return;
     for (size_t t = 0; t < n && p_.complement_keys; ++t) {
@@ -175,8 +181,9 @@ class GateGradients : protected HeadGradients<T> {
               std::min(by_key_.end, by_key_.size), [](auto v, size_t, size_t) HWY_ATTR { return v; });
   }
 
-  // q .* dq, then the normaliser's part of it, and then - k .* dk and what comes from beyond the block, none with
-  // own pairs, summed in f64 over units of columns, which are added up when all parts are there.
+  // AddQueryProducts(), AddNormalizerProducts() and ScalarDecayGradients() sum the terms of a scalar decay's gradient
+  // over units of kPartColumns columns, in f64 and without own pairs: q .* dq, the normaliser's part of it, and <S, D>
+  // at the block's end minus k .* dk. SumDecayGradients() adds the units when all tasks have finished.
   HWY_ATTR void AddQueryProducts(int64_t first, size_t n) {
     SumUnits(
         first, n,
@@ -184,7 +191,7 @@ class GateGradients : protected HeadGradients<T> {
             HWY_ATTR { return hn::MulAdd(Load(d, b_.rows.q + t * row_ + i), Load(d, dq_ + t * row_ + i), sum); },
         [](double& to, double sum) { to = sum; });
   }
-  // The gradient of z_t . q_t, times z_t without its own key.
+  // The gradient of z_t . q_t times (a_t .* z_{t-1}) . q_t, which excludes the token's own key.
   HWY_ATTR void AddNormalizerProducts(int64_t first, size_t n, const T* z_before, const T* decays) {
     SumUnits(
         first, n,
@@ -222,16 +229,16 @@ class GateGradients : protected HeadGradients<T> {
     }
   }
 
-  // Does as DecayGradients() by value: sums of o .* d_o - v .* dv over later tokens, without own pairs.
+  // DecayGradients() for decays of columns: sums o .* d_o - v .* dv over later tokens, without own pairs.
   HWY_ATTR void ValueDecayGradients(int64_t first, size_t n) {
     const T* o = b_.outputs + static_cast<size_t>(first) * value_row_;
-    T* to = b_.value_read;  // has been used
+    T* to = b_.value_read;  // no longer needed
     for (size_t i = by_value_.begin; i < by_value_.end; i += N) {
       auto later = hn::Load(d_, b_.value_suffix + i);
       for (size_t t = n; t-- > 0;) {
         const size_t at = t * value_row_ + i;
-        const auto of_output = hn::Mul(hn::Load(d_, o + at), hn::Load(d_, b_.d_o + at));
-        later = hn::Add(later, hn::NegMulAdd(hn::Load(d_, b_.v + at), hn::Load(d_, b_.dv + at), of_output));
+        const auto output_product = hn::Mul(hn::Load(d_, o + at), hn::Load(d_, b_.d_o + at));
+        later = hn::Add(later, hn::NegMulAdd(hn::Load(d_, b_.v + at), hn::Load(d_, b_.dv + at), output_product));
         hn::Store(later, d_, to + at);
       }
     }
@@ -239,7 +246,7 @@ class GateGradients : protected HeadGradients<T> {
               std::min(by_value_.end, values_), [](auto v, size_t, size_t) HWY_ATTR { return v; });
   }
 
-  T* value_pairs_ = nullptr;  // of the current block
+  T* value_pairs_ = nullptr;  // w_tj of the current block
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -1,20 +1,18 @@
-// Inside a tile of a gated recurrence: what its tokens add to each other's gradients,
-// and the gradient of the decays.
+// Gradients inside a tile of a recurrence with decays: pairs of its tokens, and products of states.
 //
-// Compiled once per SIMD target. With E_t, F_j as in block-inl.h, L_tj = a_{j+1} ... a_t,
-// w_tj = <d_o_t, v_j>, and u_t = S d_o_t, x_j = D v_j read from the states at the
-// tile's ends:
+// Compiled once per SIMD target. With E_t and F_j as in block-inl.h, L_tj = a_{j+1} ... a_t, w_tj = <d_o_t, v_j>, and
+// with u_t = S d_o_t and x_j = D v_j from the states at the two ends of the tile:
 //
 //   dq_t = E_t .* u_t + sum_{j < t} w_tj L_tj .* k_j + w_tt k_t
 //   dk_j = F_j .* x_j + sum_{t > j} w_tj L_tj .* q_t + w_jj q_j
 //
-// A token's own pair comes last, by AddOwnPairs(): no decay lies between its query and its key, so
-// that gradients of decays are sums of q .* dq - k .* dk without it, where it would cancel, and
-// with strong decays leave nothing but its rounding. In the bonus form E and L end before token t:
-// such pairs are those of a query with the key of the token before, and TileBonusGradients adds the
-// own pair. (A query that begins a tile reads that key from the state, and so they cancel there.)
+// The last terms, the own pairs, are added at the end by AddOwnPairs(). There is no decay between a token's query and
+// its own key, so these terms cancel in the gradient of decays, sum q .* dq - k .* dk, which is computed without them:
+// if decays are strong, it would otherwise consist of their rounding errors. With the u term, E and L end before token
+// t: the pairs without decays are those of a query with the key of the token before, and TileBonusGradients() adds the
+// own pairs. (A query that begins a tile reads that key from the state, so these still cancel.)
 //
-// The decays of keys and queries are running products, as in TileTables.
+// The decayed keys and queries are running products, as in TileTables().
 #if defined(HEED_ENGINES_RECURRENCE_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_GRADIENTS_INL_H_
 #undef HEED_ENGINES_RECURRENCE_GRADIENTS_INL_H_
@@ -32,7 +30,7 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// w_tj of a tile, [TB][TB].
+// Computes w_tj of a tile, [TB][TB].
 template <int TB, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void ValuePairs(D d, const T* d_o, const T* v, size_t row, T* pairs) {
   constexpr size_t N = hn::MaxLanes(D());
@@ -60,7 +58,7 @@ HWY_INLINE void ValuePairs(D d, const T* d_o, const T* v, size_t row, T* pairs) 
   }
 }
 
-// dq of a tile but for own pairs, in place of u, columns [begin, end) of rows of `row`.
+// Replaces u by dq without own pairs, for a tile and columns [begin, end) of rows of `row` elements.
 template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void TileQueryGradients(D d, const T* k, const T* decay, const T* pairs, size_t row, size_t begin,
                                    size_t end, T* dq) {
@@ -86,8 +84,8 @@ HWY_INLINE void TileQueryGradients(D d, const T* k, const T* decay, const T* pai
   }
 }
 
-// Adds what queries and keys have of each other with no decay between: to dq, of keys `x`, or to dk, of
-// queries. The keys stand `lag` tokens before their queries, in the same tile.
+// Adds the pairs without decays, of queries with the keys `lag` tokens before them in the same tile: to dq with `x` the
+// keys, or to dk with `x` the queries.
 enum class PairsOf { kQueries, kKeys };
 
 template <PairsOf kOf, class D, class T = hn::TFromD<D>>
@@ -105,8 +103,7 @@ HWY_NOINLINE void AddOwnPairs(D d, const T* x, const T* pairs, size_t n, size_t 
   });
 }
 
-// o of a block but for own pairs, in place of S^T q, where the state's columns decay: what tokens
-// of one tile read of each other's values.
+// Replaces S^T q by o without own pairs, for a block with decays of columns: adds the pairs of tokens of each tile.
 template <class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void AddValuePairs(D d, const T* v, const T* decay, const T* pairs, size_t n, size_t row, size_t begin,
                                 size_t end, T* o) {
@@ -116,7 +113,7 @@ HWY_NOINLINE void AddValuePairs(D d, const T* v, const T* decay, const T* pairs,
   });
 }
 
-// dk of a tile but for own pairs, in place of x.
+// Replaces x by dk without own pairs, for a tile.
 template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void TileKeyGradients(D d, const T* q, const T* decay, const T* pairs, size_t row, size_t begin, size_t end,
                                  T* dk) {
@@ -142,8 +139,7 @@ HWY_INLINE void TileKeyGradients(D d, const T* q, const T* decay, const T* pairs
   }
 }
 
-// The terms that a tile's own pairs w_tt (q_t .* u) . k_t of the u term add to dq and dk, and to
-// the sums over tokens that are du.
+// Adds the own pairs w_tt (q_t .* u) . k_t of the u term: to dq, to dk, and to du, which is a sum over tokens.
 template <int TB, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void TileBonusGradients(D d, const T* q, const T* k, const T* bonus, const T* pairs, size_t row,
                                    size_t begin, size_t end, T* dq, T* dk, T* du) {
@@ -153,21 +149,21 @@ HWY_INLINE void TileBonusGradients(D d, const T* q, const T* k, const T* bonus, 
     HWY_UNROLL(4)
     for (int t = 0; t < TB; ++t) {
       const size_t at = static_cast<size_t>(t) * row + i;
-      const V pair = hn::Set(d, pairs[t * TB + t]), weighted = hn::Mul(pair, u);
+      const V pair = hn::Set(d, pairs[t * TB + t]), scaled_u = hn::Mul(pair, u);
       const V query = hn::Load(d, q + at), key = hn::Load(d, k + at);
-      hn::Store(hn::MulAdd(weighted, key, hn::Load(d, dq + at)), d, dq + at);
-      hn::Store(hn::MulAdd(weighted, query, hn::Load(d, dk + at)), d, dk + at);
+      hn::Store(hn::MulAdd(scaled_u, key, hn::Load(d, dq + at)), d, dq + at);
+      hn::Store(hn::MulAdd(scaled_u, query, hn::Load(d, dk + at)), d, dk + at);
       sum = hn::MulAdd(hn::Mul(pair, query), key, sum);
     }
     hn::Store(sum, d, du + i);
   }
 }
 
-// to[i] = sum_r a[r][i] b[r][i] over the rows of a, for two states of the same columns.
+// to[i] = sum_r a[r][i] b[r][i] over the rows of a, for two states with the same columns.
 template <class D, int kVectors, class T = hn::TFromD<D>>
-HWY_INLINE void StateProducts(D d, const T* a, const StripShape<kVectors>& a_shape, const T* b,
-                              const StripShape<kVectors>& b_shape, T* to) {
-  ForStripsOf<T>(a_shape, [&](size_t column, size_t width) HWY_ATTR {
+HWY_INLINE void StateProducts(D d, const T* a, const BlockedShape<kVectors>& a_shape, const T* b,
+                              const BlockedShape<kVectors>& b_shape, T* to) {
+  ForColumnBlocks<T>(a_shape, [&](size_t column, size_t width) HWY_ATTR {
     for (size_t i = 0; i < width; i += hn::MaxLanes(D())) {
       const T* HWY_RESTRICT from_a = a + a_shape.Offset(column) + i;
       const T* HWY_RESTRICT from_b = b + b_shape.Offset(column) + i;
@@ -186,7 +182,7 @@ HWY_INLINE void StateRowProducts(D d, const T* a, const StateShape& a_shape, con
                                  T* to) {
   for (size_t r = 0; r < a_shape.rows; ++r) {
     auto sum = hn::Zero(d);
-    ForStripsOf<T>(a_shape, [&](size_t column, size_t width) HWY_ATTR {
+    ForColumnBlocks<T>(a_shape, [&](size_t column, size_t width) HWY_ATTR {
       const T* from_a = a + a_shape.Offset(column) + r * width;
       const T* from_b = b + b_shape.Offset(column) + r * width;
       for (size_t i = 0; i < width; i += hn::MaxLanes(D())) {

@@ -1,5 +1,5 @@
-// The backward passes of a value head share this: its sizes, the normaliser's part, and
-// where gradients go.
+// The part of a value head that causal and non-causal backward passes share: its sizes, the normaliser, and the
+// gradients of q and k through feature maps and over the value heads of a key head.
 //
 // Compiled once per SIMD target.
 #if defined(HEED_ENGINES_RECURRENCE_HEAD_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include "heed/core/turn.h"
+#include "heed/core/ticket.h"
 #include "heed/engines/recurrence/backward_buffers-inl.h"
 #include "heed/engines/recurrence/block-inl.h"
 #include "heed/engines/recurrence/problem.h"
@@ -52,8 +52,9 @@ class HeadGradients {
     return static_cast<size_t>(std::min(kBlockTokens, s_.count - block * kBlockTokens));
   }
 
-  // Rows of a block: of keys, of keys by which the last value head of a key head alone writes, as others add to sums of
-  // theirs, of channels of keys by value head, and of values. Stores wait for the lines that they change as loads do.
+  // Returns the prefetches of a block: rows of key heads, rows of key heads that only the last value head of a key head
+  // stores (the others add to SharedBuffers), rows of key channels per value head, and rows of values. Outputs are
+  // prefetched because stores wait for their lines too.
   using ListOfRows = std::initializer_list<const Rows*>;
   HWY_ATTR RowPrefetch RowsOf(int64_t block, ListOfRows keys, ListOfRows d_keys, ListOfRows by_key,
                               ListOfRows values) const {
@@ -71,7 +72,8 @@ class HeadGradients {
     return prefetch;
   }
 
-  // d_o / d_t in place of d_o, 1 / d_t, and in place of z . q the derivative of log d_t by it.
+  // With d_t the denominator: replaces d_o_t by d_o_t / d_t, stores 1 / d_t, and replaces z_t . q_t by the derivative
+  // of log d_t with respect to it.
   HWY_ATTR void DivideByDenominators(size_t n, T* inverses) {
     for (size_t t = 0; t < n; ++t) {
       const T product = b_.denominators[t];
@@ -86,9 +88,8 @@ class HeadGradients {
     }
   }
 
-  // The gradient of z . q, -<d_o_t, o_t> / d_t, into the extra column of d_o, and what it
-  // adds to dq. <d_o_t, o_t> is <q_t, dq_t> as it stands.
-  // z of token t is at z + t * stride.
+  // Stores the gradient of z_t . q_t, which is -<d_o_t, o_t> / d_t, in the extra column of d_o, and adds its part to
+  // dq. <d_o_t, o_t> equals <q_t, dq_t> before that. z_t is at z + t * stride.
   HWY_ATTR void AddNormalizer(size_t n, const T* z, size_t stride) {
     for (size_t t = 0; t < n; ++t, z += stride) {
       const T* q = b_.rows.q + t * row_;
@@ -105,17 +106,17 @@ class HeadGradients {
     }
   }
 
-  // dq or dk of the key head: stored, or added to those of its other value heads.
+  // Adds dq or dk to the sums of the key head's value heads, and finishes it after the last of them.
   HWY_ATTR void AddToHead(Of of, int64_t block, size_t n) {
     const int64_t first = block * kBlockTokens;
     const int64_t group = p_.group(), mine = head_ % group;
-    if (IsRandom(p_.feature)) ToProducts(of, n);
-    if (p_.exp_gates && of == kKeys) ThroughInputGates(first, n);
+    if (IsRandom(p_.feature)) ProjectionGradients(of, n);
+    if (p_.exp_gates && of == kKeys) InputGateBackward(first, n);
     if (group == 1) return Finish(of, first, n);
     T* rows = of == kQueries ? dq_ : b_.dk;
     T* sums = of == kQueries ? shared_.dq : shared_.dk;
-    Turn& turn = shared_.TurnOf(p_, task_, block, of);
-    WaitForTurn(turn, mine);
+    TicketCounter& counter = shared_.CounterOf(p_, task_, block, of);
+    WaitForTicket(counter, mine);
     const int64_t stride = static_cast<int64_t>(row_) * p_.key_heads;
     const int64_t offset = shared_.TokenOf(p_, task_, first) * static_cast<int64_t>(row_);
     for (size_t t = 0; t < n; ++t) {
@@ -127,10 +128,10 @@ class HeadGradients {
       }
     }
     if (mine + 1 == group) Finish(of, first, n);
-    EndTurn(turn);
+    ReleaseTicket(counter);
   }
 
-  // Through the feature map and the scale to the gradient of the caller's rows.
+  // Computes and stores the gradient of the caller's rows, before the scale and the feature map.
   HWY_ATTR void Finish(Of of, int64_t first, size_t n) {
     const bool queries = of == kQueries;
     const Rows& from = queries ? p_.q : p_.k;
@@ -148,40 +149,40 @@ class HeadGradients {
       return StoreRows(d_, rows, row_, to, s_, key_head, first, n, by_key_.begin, std::min(by_key_.end, by_key_.size),
                        scaled);
     }
-    const auto as_it_is = [](auto v, size_t, size_t) HWY_ATTR { return v; };
+    const auto unchanged = [](auto v, size_t, size_t) HWY_ATTR { return v; };
     const T* features = queries ? b_.rows.q : b_.rows.k;
     if (IsElementwise(feature)) {
       LoadRows(d_, from, s_, key_head, first, n, size, b_.unmapped, row_);
       MapFeaturesBackward(d_, feature, b_.unmapped, features, rows, static_cast<T>(scale), n * row_, rows);
       return StoreRows(d_, rows, row_, to, s_, key_head, first, n, by_key_.begin, std::min(by_key_.end, size),
-                       as_it_is);
+                       unchanged);
     }
     const auto inner = static_cast<T>(queries ? p_.query_scale() : p_.key_scale());
     for (size_t t = 0; t < n; ++t, features += row_, rows += row_) {
       const int64_t token = first + static_cast<int64_t>(t);
       const T* y = features;
-      if (scale != 1) {  // phi times the scale over the scale is not phi: of one channel, 1
+      if (scale != 1) {  // recomputes phi, because (scale phi) / scale is rounded: softmax of one channel is exactly 1
         LoadRows(d_, from, s_, key_head, token, 1, size, b_.rows.raw, Padded<T>(p_.key_size));
-        MapFeatures(d_, feature, b_.rows.raw, inner, size, row_, b_.border_z);
-        y = b_.border_z;
+        MapFeatures(d_, feature, b_.rows.raw, inner, size, row_, b_.scratch_row);
+        y = b_.scratch_row;
       }
       MapFeaturesBackward<D, T>(d_, feature, nullptr, y, rows, inner, size, b_.suffix);
       StoreRows(d_, b_.suffix, row_, to, s_, key_head, token, 1, 0, size, scaled);
     }
   }
 
-  // Puts the gradient t of W y in place of that of phi, of random features: value heads may have
-  // maxima of their own, and with them features.
-  HWY_ATTR void ToProducts(Of of, size_t n) {
+  // Replaces the gradient of random features phi by the gradient t of W y. This is done per value head, because each
+  // may have its own maximum and features.
+  HWY_ATTR void ProjectionGradients(Of of, size_t n) {
     const T* features = of == kQueries ? b_.rows.q : b_.rows.k;
     T* rows = of == kQueries ? dq_ : b_.dk;
     for (size_t t = 0; t < n; ++t) {
-      ThroughRandomFeatures(p_, features + t * row_, rows + t * row_);
+      RandomFeaturesBackward(p_, features + t * row_, rows + t * row_);
     }
   }
 
-  // di, and dk from that of exp(i - m) k.
-  HWY_NOINLINE HWY_ATTR void ThroughInputGates(int64_t first, size_t n) {
+  // Computes di, and dk from the gradient of exp(i - m) k.
+  HWY_NOINLINE HWY_ATTR void InputGateBackward(int64_t first, size_t n) {
     for (size_t t = 0; t < n; ++t) {
       const T* k = b_.rows.k + t * row_;
       T* dk = b_.dk + t * row_;
@@ -198,7 +199,7 @@ class HeadGradients {
     }
   }
 
-  // From there, that of y is W^T t - (sum of t) y, that of W the sum of t y^T.
+  // Finishes random features: the gradient of y is W^T t - (sum of t) y, and the gradient of W is the sum of t y^T.
   HWY_ATTR void FinishRandom(Of of, int64_t first, size_t n) {
     const bool queries = of == kQueries;
     const Rows& from = queries ? p_.q : p_.k;
@@ -237,10 +238,10 @@ class HeadGradients {
   const int64_t head_;
   const BackwardBuffers<T>& b_;
   const SharedBuffers<T>& shared_;
-  T* dq_;  // of the current block
+  T* dq_;  // dq of the current block
   const RowReader<T> reader_;
   const size_t row_, value_row_, values_;
-  const StateShape by_key_, by_value_;  // S^T and D^T, and D
+  const StateShape by_key_, by_value_;  // shapes of S^T and D^T, and of D
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -1,4 +1,4 @@
-// The entry of the GPU kernel in the engine's list: what it takes, and its launches.
+// The entry of the GPU kernel in the list of kernels: the problems that it accepts, and its launches.
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -14,16 +14,15 @@ namespace {
 
 Reason DeclinesForm(const Problem& p) {
   const std::pair<bool, const char*> forms[] = {
-      {!IsElementwise(p.feature) || !IsElementwise(p.key_feature), "computes feature maps of each channel by itself"},
+      {!IsElementwise(p.feature) || !IsElementwise(p.key_feature), "computes only elementwise feature maps"},
       {p.key_mask.data != nullptr, "computes no key masks"},
-      {p.has_value_decay,
-       "computes no decays of columns beside those of channels"},  // the product of both decays may overflow
-      {p.channels, "computes no means of channels"},
-      {p.erase.data != nullptr && p.read_key.data != nullptr, "computes factors of what is erased of keys alone"},
+      {p.has_value_decay, "computes no decays of value channels"},  // the product of both decays may overflow
+      {p.channels, "computes no weighted means per channel"},
+      {p.erase.data != nullptr && p.read_key.data != nullptr, "computes erase factors only without read keys"},
       {p.writes != 1 && (p.erase.data != nullptr || p.write.data != nullptr),
-       "computes factors by channel of one write per token"},
+       "computes factors per channel only with one write per token"},
       {p.writes != 1 && (p.read_key.data != nullptr || p.gate == Gate::kKey),
-       "computes several writes per token without read keys and gates of channels"},
+       "computes several writes per token only without read keys and gates per channel"},
       {(p.skip.data != nullptr || p.output_gate.data != nullptr) && (p.key_size > cuda::kMostKeys || p.normalize),
        "computes skips and gates around states of up to 128 key channels, not normalised"},
       {p.delta != Delta::kNone && p.key_size > cuda::kMostKeys, "computes delta rules of up to 128 key channels"},
@@ -39,9 +38,9 @@ Reason DeclinesForm(const Problem& p) {
 Reason Declines(const Context&, const Problem& p) {
   if (const Reason reason = engine::DeclinesAllButF32(p.dtype); !reason.empty()) return reason;
   if (const Reason reason = DeclinesForm(p); !reason.empty()) return reason;
-  thread_local std::string of_device;  // owns the text until the next call
-  of_device = cuda::Declines(p.device, cuda::ForwardSweep(cuda::FormOnDevice(p), p.initial, p.initial_z));
-  return {of_device.c_str()};
+  thread_local std::string reason;  // owns the text until the next call
+  reason = cuda::Declines(p.device, cuda::ForwardSweep(cuda::FormOnDevice(p), p.initial, p.initial_z));
+  return {reason.c_str()};
 }
 
 void Compute(const Context& ctx, const Problem& given, const States& initial, const States& initial_z) {

@@ -5,13 +5,13 @@ namespace heed::recurrence {
 
 Reason DeclinesOtherStates(const Problem& problem) {
   if (problem.delta != Delta::kNone) return {"computes no delta rules"};
-  return {problem.channels ? "computes no means per channel" : ""};
+  return {problem.channels ? "computes no weighted means per channel" : ""};
 }
 
 Reason DeclinesOtherDeltas(const Problem& problem) {
   if (problem.delta == Delta::kNone) return {"computes delta rules"};
   const bool without_keys = problem.delta == Delta::kBeforeDecay && problem.gate != Gate::kKey;
-  return {without_keys ? "reads before decays of keys alone" : ""};
+  return {without_keys ? "computes reads before the decay only with decays per key channel" : ""};
 }
 
 const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem, engine::Pass pass) {

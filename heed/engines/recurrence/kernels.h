@@ -23,7 +23,7 @@ Passes BackwardAmx(const Context& ctx);
 Passes BackwardF32(const Context& ctx);
 Passes BackwardF64(const Context& ctx);
 
-// The reason why kernels of S_t = G_t .* S_{t-1} + k_t v_t^T decline a problem; empty if it has this form.
+// Returns why kernels of S_t = G_t .* S_{t-1} + k_t v_t^T decline a problem; empty if it has this form.
 Reason DeclinesOtherStates(const Problem& problem);
 
 // Returns why kernels of delta rules decline a problem: a rule that reads before the decay decays by key (RWKV-7).

@@ -1,7 +1,7 @@
 // Random features: exp or relu of products with the rows of a fixed matrix W [M, K].
 //
-// Compiled once per SIMD target. W y of a block is the product of its rows with W^T packed
-// like a state of K rows, their gradients' product with W one of M rows.
+// Compiled once per SIMD target. W y of a block is ReadState() with W^T as a state of K rows; the gradient of y is
+// ReadState() with W as a state of M rows.
 #if defined(HEED_ENGINES_RECURRENCE_RANDOM_FEATURES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_RANDOM_FEATURES_INL_H_
 #undef HEED_ENGINES_RECURRENCE_RANDOM_FEATURES_INL_H_
@@ -27,7 +27,7 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 
 inline constexpr double kReluOffset = 1e-3;
 
-// W^T and W as states.
+// The shapes of W^T and W as states.
 template <class T>
 StateShape TransposedProjection(const Problem& p) {
   const auto keys = static_cast<size_t>(p.key_size);
@@ -45,12 +45,12 @@ HWY_INLINE void LoadProjectionRow(const Problem& p, size_t row, T* to) {
            static_cast<size_t>(p.key_size), to, Padded<T>(p.key_size));
 }
 
-// `row` has room for one of W.
+// Packs W^T. `row` is memory for one row of W.
 template <class T>
 HWY_NOINLINE HWY_ATTR void PackTransposed(const Problem& p, T* row, T* to) {
   const StateShape shape = TransposedProjection<T>(p);
   std::memset(to, 0, shape.Offset(shape.end) * sizeof(T));
-  ForStripsOf<T>(shape, [&](size_t column, size_t width) HWY_ATTR {
+  ForColumnBlocks<T>(shape, [&](size_t column, size_t width) HWY_ATTR {
     for (size_t i = 0; i < width && column + i < shape.size; ++i) {
       LoadProjectionRow(p, column + i, row);
       T* at = to + shape.Offset(column) + i;
@@ -63,13 +63,13 @@ HWY_NOINLINE HWY_ATTR void PackProjection(const Problem& p, T* row, T* to) {
   const StateShape shape = ProjectionShape<T>(p);
   for (size_t r = 0; r < shape.rows; ++r) {
     LoadProjectionRow(p, r, row);
-    ForStripsOf<T>(shape, [&](size_t column, size_t width) HWY_ATTR {
+    ForColumnBlocks<T>(shape, [&](size_t column, size_t width) HWY_ATTR {
       std::memcpy(to + shape.Offset(column) + r * width, row + column, width * sizeof(T));
     });
   }
 }
 
-// W y of one token, W as it lies in memory.
+// Computes W y of one token, without packing W.
 template <class T>
 HWY_NOINLINE HWY_ATTR void ProjectOne(const Problem& p, const T* y, T* to, size_t row) {
   const hn::ScalableTag<T> d;
@@ -122,7 +122,7 @@ HWY_INLINE T ExpOf(T x) {
   return hn::GetLane(hs::Exp(d, hn::Set(d, x)));
 }
 
-// phi from products with W, in their place; of kRandomExp relative to `shift`.
+// Replaces W y by phi. For kRandomExp, `shift` is subtracted from exponents.
 template <class T>
 HWY_INLINE void ExpFeatures(const Problem& p, T* x, size_t size, T shift) {
   const hn::ScalableTag<T> d;
@@ -137,7 +137,7 @@ template <class T>
 HWY_INLINE void ReluFeatures(T* x, size_t size) {
   const hn::ScalableTag<T> d;
   const auto zero = hn::Zero(d), offset = hn::Set(d, static_cast<T>(kReluOffset));
-  MapVectors(d, x, size, x, [&](auto v, size_t) HWY_ATTR {  // NaN stays
+  MapVectors(d, x, size, x, [&](auto v, size_t) HWY_ATTR {  // NaN propagates
     return hn::Add(hn::IfThenElse(hn::Lt(v, zero), zero, v), offset);
   });
 }
@@ -150,9 +150,9 @@ HWY_INLINE T RowSum(const T* x, size_t row) {
   return hn::ReduceSum(d, sum);
 }
 
-// The gradient of W y in place of that of phi.
+// Replaces the gradient of phi by the gradient of W y.
 template <class T>
-HWY_INLINE void ThroughRandomFeatures(const Problem& p, const T* phi, T* gradient) {
+HWY_INLINE void RandomFeaturesBackward(const Problem& p, const T* phi, T* gradient) {
   const hn::ScalableTag<T> d;
   const auto size = static_cast<size_t>(p.projection_rows);
   if (p.feature == Feature::kRandomRelu) {

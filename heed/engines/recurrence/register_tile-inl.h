@@ -1,14 +1,14 @@
-// The recurrence in registers: a few tokens on a strip of the state's columns.
+// The recurrence in registers: a tile of a few tokens updates and reads a column block of the state.
 //
-// Compiled once per SIMD target. A state row is loaded once for all tokens of a tile,
-// updated, stored, and read out into sums that stay in registers:
+// Compiled once per SIMD target. The block's tokens pass over the state tile by tile. Each row of the column block is
+// loaded once per tile, updated by all of its TB tokens, stored, and multiplied into the tokens' outputs, which stay in
+// registers as C vectors per token. Per row and vector of the state this is
 //
-//   per state row and vector:  1 load, 1 store, 2 TB fused products
+//   1 load, 1 store, 2 TB fused multiply-adds
 //
-// so that FMA is the bound and not the one store per cycle: with TB = 4 tokens and C =
-// 4 vectors, 32 products stand against 28 loads and 4 stores. What stands in lanes and
-// what is broadcast depends on the product: forward, q and k are broadcast and v and o
-// stand in lanes; for the gradients of q and k the state is transposed.
+// With TB = 4 and C = 4 there are 32 multiply-adds, 28 loads and 4 stores per row, so that multiply-adds are the bound
+// and not stores, of which one starts per cycle. The forward pass broadcasts elements of q and k and has columns of v
+// and o in lanes; for the gradients of q and k the state is transposed.
 #if defined(HEED_ENGINES_RECURRENCE_REGISTER_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_REGISTER_TILE_INL_H_
 #undef HEED_ENGINES_RECURRENCE_REGISTER_TILE_INL_H_
@@ -29,17 +29,16 @@ namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// Vectors of columns that a strip has at most: TB C sums, C of the state and a few more
-// stand in registers.
-inline constexpr int kMaxStrip = hs::kShapes.column_block;
+// The maximal number of vectors C of a column block: TB C sums, C vectors of the state and a few more are in registers.
+inline constexpr int kColumnBlockVectors = hs::kShapes.column_block;
 // Tokens of a tile without decays.
 inline constexpr int64_t kUngatedTokens = hs::kShapes.ungated_tokens;
 
-// The axis along which the state in the tile decays: one decay of all rows is one of all lanes.
-// Where both decay, keys come first, so that a state and its transpose have the same bits.
+// The axes along which decays vary. A scalar decay is handled as one of lanes. If rows and lanes decay, the decay of
+// keys is applied first, so that a state and its transpose have the same bits.
 enum class Decay { kNone, kRows, kLanes, kRowsLanes, kLanesRows };
 
-// A decay E - 1 between this and 0 is slow: hundreds of tiles are remembered.
+// A decay with E - 1 between this and 0 is slow: the state remembers hundreds of tiles.
 template <class T>
 inline constexpr T kSlow = T{-1} / 64;
 
@@ -48,39 +47,39 @@ HWY_INLINE hn::Mask<D> IsSlow(D d, V decay) {
   return hn::And(hn::Lt(decay, hn::Zero(d)), hn::Gt(decay, hn::Set(d, kSlow<hn::TFromD<D>>)));
 }
 
-// Tests one decay by comparing integers: comparing floats would occupy the units of the products.
+// Compares integers, because float comparisons occupy the multiply units.
 template <class T>
 HWY_INLINE bool IsSlow(T decay) {
   using TI = hwy::SignedFromSize<sizeof(T)>;
-  return hwy::BitCastScalar<TI>(decay) < hwy::BitCastScalar<TI>(kSlow<T>);  // below 0, more is nearer to it
+  return hwy::BitCastScalar<TI>(decay) < hwy::BitCastScalar<TI>(kSlow<T>);  // for negative floats the order is reversed
 }
 
-// Asks for rows that the next block reads or writes: they lie far apart, where no hardware
-// prefetcher follows. A core has 10 to 16 such requests under way and stands still for one
-// more, so that they are spread over the rows of the tiles, a few lines each.
+// Prefetches the rows that the next block reads or writes. They are too far apart for hardware prefetchers. A core has
+// 10 to 16 misses in flight and stalls on one more, so prefetches are distributed over the rows of the tiles, a few
+// lines at a time.
 class RowPrefetch {
  public:
   static constexpr size_t kMaxTensors = 16;
-  static constexpr size_t kAskRows = 8;  // rows of a tile between two calls of Some()
+  static constexpr size_t kPrefetchRows = 8;  // rows of a tile between two calls of Issue()
 
-  // Rows of `bytes`, the first at `row`, `stride` bytes apart.
+  // Adds a tensor with rows of `bytes`, the first at `row`, `stride` bytes apart.
   void Add(const void* row, int64_t stride, size_t bytes) {
     if (num_tensors_ == kMaxTensors) return;
     tensors_[num_tensors_++] = {static_cast<const char*>(row), stride, bytes};
-    pieces_ += (bytes + kPieceBytes - 1) / kPieceBytes;
+    steps_ += (bytes + kStepBytes - 1) / kStepBytes;
   }
-  // All of them for `num_tokens` tokens, spread over this many calls of Some().
+  // Divides the rows of `num_tokens` tokens evenly over this many calls of Issue().
   void Begin(size_t num_tokens, size_t num_calls) {
     tokens_ = num_tokens;
     calls_ = num_calls;
-    pieces_ *= num_tokens;
+    steps_ *= num_tokens;
   }
-  HWY_INLINE void Some() {
-    for (owed_ += pieces_; owed_ >= calls_ && tokens_ > 0; owed_ -= calls_) Piece();
+  HWY_INLINE void Issue() {
+    for (owed_ += steps_; owed_ >= calls_ && tokens_ > 0; owed_ -= calls_) Step();
   }
 
  private:
-  static constexpr size_t kPieceBytes = 256;
+  static constexpr size_t kStepBytes = 256;
 
   struct Tensor {
     const char* row;
@@ -88,9 +87,9 @@ class RowPrefetch {
     size_t bytes;
   };
 
-  HWY_INLINE void Piece() {
+  HWY_INLINE void Step() {
     Tensor& tensor = tensors_[tensor_];
-    const size_t begin = done_, end = HWY_MIN(begin + kPieceBytes, tensor.bytes);
+    const size_t begin = done_, end = HWY_MIN(begin + kStepBytes, tensor.bytes);
     for (size_t at = begin; at < end; at += 64) hs::PrefetchToL2(tensor.row + at);
     done_ = end;
     if (end < tensor.bytes) return;
@@ -102,11 +101,12 @@ class RowPrefetch {
   }
 
   Tensor tensors_[kMaxTensors];
-  size_t num_tensors_ = 0, pieces_ = 0, calls_ = 1, owed_ = 0;
-  size_t tokens_ = 0, tensor_ = 0, done_ = 0;  // what is left, and where it begins
+  size_t num_tensors_ = 0, steps_ = 0, calls_ = 1, owed_ = 0;
+  size_t tokens_ = 0, tensor_ = 0,
+         done_ = 0;  // remaining tokens; the next tensor, and the bytes of its row that are done
 };
 
-// One product over the tokens of a block, the first in time first.
+// The operands of one pass over the tokens of a block, in order of time.
 template <class T>
 struct Product {
   const T* read;   // a_t, broadcast
@@ -116,28 +116,29 @@ struct Product {
   ptrdiff_t lane_stride;
   T* out;
   ptrdiff_t out_stride;
-  // Per tile of kTileTokens: the decays E over it of rows and of lanes, each as E, or as
-  // E - 1 < 0 (TileDecay()), and the products of its tokens with each other, [TB][TB] in the
-  // order of processing, or null. Decay::kLanes without a decay of lanes takes the first of the rows.
-  const T *row_decay = nullptr, *lane_decay = nullptr;  // strides are those above
+  // Per tile of kTileTokens: the decays E of rows and of lanes over the tile, each as E or as E - 1 < 0 (TileDecay()),
+  // and the products of pairs of its tokens, [TB][TB] in order of processing, or null. Decay::kLanes without lane_decay
+  // uses the first of row_decay for all lanes.
+  const T *row_decay = nullptr, *lane_decay = nullptr;  // with the strides above
   const T* pairs = nullptr;
 };
 
-// Ungated, for each token t in turn:
+// Without decays (kNone), the tokens t of the tile update and read the state one after the other:
 //
 //   S[r] += b_t[r] w_t,  out_t = sum_r a_t[r] S[r]
 //
-// sequential in t for every element of S, and one chain over r: any split has the same
-// bits. Gated, with decays folded into a and b so that all tokens read the state at the
-// beginning of the tile:
+// Each element of S and each sum over r is one accumulation chain, so that any split of a sequence has the same bits.
+// With decays, a and b contain the decays from the beginning and to the end of the tile (block-inl.h), all tokens read
+// the state before the tile, and pairs of tokens contribute by a table:
 //
-//   out_t = sum_r a_t[r] S[r]  [+ sum_{j <= t} pairs_tj w_j  under Decay::kRows and kLanes]
-//   S[r]  = decay S[r] + sum_t b_t[r] w_t
+//   out_t = sum_r a_t[r] S[r] + sum_{j <= t} pairs_tj w_j
+//   S[r]  = E S[r] + sum_t b_t[r] w_t
 //
-// which is 9 operations per state element and four tokens, against 12 with the gate of
-// each token. Where a decay is slow, (E - 1) S and what is written are summed first, and S is
-// rounded once: a decay of less than a rounding is not lost. `step` is 1 or -1: the direction
-// of processing from token 0. Without kRead the state alone is updated, to the same bits.
+// The second sum of out_t is only computed for Decay::kRows and kLanes with `pairs`. This takes 9 operations per state
+// element and four tokens, instead of 12 if each token's decay were applied. If a decay is slow, (E - 1) S and the
+// updates are summed before S is added, and S is rounded once, so that a decay smaller than a rounding is not lost. A
+// `step` of 1 or -1 is the direction of processing from token 0. Without kRead only the state is updated, with the same
+// bits.
 template <Decay kDecay, bool kRead, int TB, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_rows, T* HWY_RESTRICT state,
                           RowPrefetch& prefetch) {
@@ -148,8 +149,8 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
   constexpr bool kByLane = kGated && kDecay != Decay::kRows;
   constexpr bool kLanesLast = kDecay == Decay::kLanes || kDecay == Decay::kRowsLanes;
   V sum[TB][C], lanes[TB][C], decay[C];
-  hn::Mask<D> less_one[C];          // `decay` is E - 1
-  hn::Mask<D> slow[C], rounded[C];  // and slow, or not
+  hn::Mask<D> less_one[C];          // true if `decay` is E - 1
+  hn::Mask<D> slow[C], rounded[C];  // true if it is E - 1 and slow, or not slow
   bool any_slow = false;
   HWY_UNROLL(16)
   for (int c = 0; c < C; ++c) {
@@ -172,8 +173,7 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
     V s[C], before[C];
     HWY_UNROLL(16)
     for (int c = 0; c < C; ++c) before[c] = s[c] = hn::Load(d, state + c * N);
-    // Gated, all tokens read the state before: so few of the chain of writes that is S are next
-    // to each other.
+    // With decays all tokens read the state before the tile, which also separates the dependent updates of S.
     const auto write_all = [&]() HWY_ATTR {
       const V* seen = kGated ? before : s;
       HWY_UNROLL(16)
@@ -193,13 +193,13 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
         s[c] = hn::MulAdd(decay[c], s[c], hn::IfThenElseZero(near[c], s[c]));
       }
     };
-    // A mask selects E or E - 1: a branch would be mispredicted for one
-    // row of two where each has its own decay, which took a third of the time.
+    // A mask selects E or E - 1. With a decay per row, a branch would be mispredicted for every other row, which took a
+    // third of the time.
     const auto decay_row = [&]() HWY_ATTR {
-      const V of_row = hn::Set(d, x.row_decay[r]);
-      const V near = hn::BitCast(d, hn::BroadcastSignBit(hn::BitCast(hn::RebindToSigned<D>(), of_row)));
+      const V factor = hn::Set(d, x.row_decay[r]);
+      const V near = hn::BitCast(d, hn::BroadcastSignBit(hn::BitCast(hn::RebindToSigned<D>(), factor)));
       HWY_UNROLL(16)
-      for (int c = 0; c < C; ++c) s[c] = hn::MulAdd(of_row, s[c], hn::And(near, s[c]));
+      for (int c = 0; c < C; ++c) s[c] = hn::MulAdd(factor, s[c], hn::And(near, s[c]));
     };
     if constexpr (kDecay == Decay::kLanesRows) decay_lanes(less_one);
     if constexpr (kDecay == Decay::kRowsLanes) decay_row();
@@ -212,9 +212,9 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
       if constexpr (kLanesLast) {
         decay_lanes(rounded);
       } else {
-        const V of_row = hn::Set(d, x.row_decay[r]);
+        const V factor = hn::Set(d, x.row_decay[r]);
         HWY_UNROLL(16)
-        for (int c = 0; c < C; ++c) s[c] = hn::Mul(of_row, s[c]);
+        for (int c = 0; c < C; ++c) s[c] = hn::Mul(factor, s[c]);
       }
       write_all();
       HWY_UNROLL(16)
@@ -236,10 +236,10 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
     state += C * N;
   };
   size_t r = 0;
-  for (; r + RowPrefetch::kAskRows <= num_rows; r += RowPrefetch::kAskRows) {
-    prefetch.Some();
-#pragma GCC unroll 2  // 6 % of a state of 128 x 128
-    for (size_t i = 0; i < RowPrefetch::kAskRows; ++i) one_row(r + i);
+  for (; r + RowPrefetch::kPrefetchRows <= num_rows; r += RowPrefetch::kPrefetchRows) {
+    prefetch.Issue();
+#pragma GCC unroll 2  // 6 % faster with states of 128 x 128
+    for (size_t i = 0; i < RowPrefetch::kPrefetchRows; ++i) one_row(r + i);
   }
   for (; r < num_rows; ++r) one_row(r);
   if constexpr (!kRead) return;
@@ -260,17 +260,18 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
   }
 }
 
-// The tiles of `num_tokens` on one strip, in time or against it. Tiles of decays begin at multiples of kTileTokens
-// either way. Without decays each element is one chain over tokens, whatever tiles they are taken in.
+// Passes over one column block with all tiles of `num_tokens`, forward or reversed in time. With decays, tiles begin at
+// multiples of kTileTokens in both directions. Without decays each element is one chain over tokens, so that tiles may
+// have any size.
 template <Decay kDecay, bool kRead, int C, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void StripOfBlock(D d, Product<T> x, size_t num_tokens, bool against_time, size_t num_rows,
-                               T* HWY_RESTRICT state, RowPrefetch& prefetch) {
+HWY_NOINLINE void SweepColumnBlock(D d, Product<T> x, size_t num_tokens, bool reversed, size_t num_rows,
+                                   T* HWY_RESTRICT state, RowPrefetch& prefetch) {
   constexpr auto kTile = static_cast<size_t>(kDecay == Decay::kNone ? kUngatedTokens : kTileTokens);
   const size_t num_tiles = (num_tokens + kTile - 1) / kTile;
   for (size_t i = 0; i < num_tiles; ++i) {
-    const size_t tile = against_time ? num_tiles - 1 - i : i;
+    const size_t tile = reversed ? num_tiles - 1 - i : i;
     const size_t begin = tile * kTile, count = HWY_MIN(kTile, num_tokens - begin);
-    const size_t first = against_time ? begin + count - 1 : begin;
+    const size_t first = reversed ? begin + count - 1 : begin;
     Product<T> at = x;
     if constexpr (kRead) at.read += first * x.row_stride;
     at.write += first * x.row_stride;
@@ -281,7 +282,7 @@ HWY_NOINLINE void StripOfBlock(D d, Product<T> x, size_t num_tokens, bool agains
       at.lane_decay += static_cast<ptrdiff_t>(tile) * x.lane_stride;
     }
     if (at.pairs != nullptr) at.pairs += tile * kTile * kTile;
-    const ptrdiff_t step = against_time ? -1 : 1;
+    const ptrdiff_t step = reversed ? -1 : 1;
     switch (count) {
       case 1: StateTile<kDecay, kRead, 1, C>(d, at, step, num_rows, state, prefetch); break;
       case 2: StateTile<kDecay, kRead, 2, C>(d, at, step, num_rows, state, prefetch); break;
@@ -291,20 +292,19 @@ HWY_NOINLINE void StripOfBlock(D d, Product<T> x, size_t num_tokens, bool agains
   }
 }
 
-// All strips of columns [begin, end), whole vectors. The state lies strip after strip,
-// [num_rows][strip] each, from column `begin` on; `lanes`, `out` and a decay of lanes point
-// to column 0.
+// Passes over all column blocks of columns [begin, end), which are whole vectors. In memory the state is a sequence of
+// column blocks [num_rows][width] from column `begin` on; `lanes`, `out` and `lane_decay` point to column 0.
 template <Decay kDecay, bool kRead = true, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void Strips(D d, const Product<T>& x, size_t num_tokens, bool against_time, size_t num_rows, size_t begin,
-                         size_t end, T* state, RowPrefetch& prefetch) {
+HWY_NOINLINE void SweepColumnBlocks(D d, const Product<T>& x, size_t num_tokens, bool reversed, size_t num_rows,
+                                    size_t begin, size_t end, T* state, RowPrefetch& prefetch) {
   constexpr size_t N = hn::MaxLanes(D());
-  hs::ForTiles<kMaxStrip>(begin / N, end / N, [&](auto vectors, size_t c) HWY_ATTR {
-    Product<T> strip = x;
-    strip.lanes += c * N;
-    if constexpr (kRead) strip.out += c * N;
-    if (strip.lane_decay != nullptr) strip.lane_decay += c * N;
-    StripOfBlock<kDecay, kRead, vectors.value>(d, strip, num_tokens, against_time, num_rows,
-                                               state + (c * N - begin) * num_rows, prefetch);
+  hs::ForTiles<kColumnBlockVectors>(begin / N, end / N, [&](auto vectors, size_t c) HWY_ATTR {
+    Product<T> column_block = x;
+    column_block.lanes += c * N;
+    if constexpr (kRead) column_block.out += c * N;
+    if (column_block.lane_decay != nullptr) column_block.lane_decay += c * N;
+    SweepColumnBlock<kDecay, kRead, vectors.value>(d, column_block, num_tokens, reversed, num_rows,
+                                                   state + (c * N - begin) * num_rows, prefetch);
   });
 }
 

@@ -1,4 +1,5 @@
-// The queries, keys and decays of a block, as the recurrence takes them.
+// Reads the rows of a block: queries and keys through their feature maps, values with their factors, and decays; and
+// finishes rows of o.
 //
 // Compiled once per SIMD target.
 #if defined(HEED_ENGINES_RECURRENCE_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -28,21 +29,21 @@ namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// The queries, keys and decays of a block.
+// The queries, keys and decays of a block. Absent ones have no memory.
 template <class T>
 struct BlockRows {
   T *q, *k;       // [kBlock][row]: scale phi(q), phi(k)
-  T* raw;         // [padded key_size], of one row; of random features, of all
-  T* decay;       // [kBlock][row] or [kBlock]
-  T* tile_decay;  // [tiles][row], as tables take it
+  T* raw;         // x before phi: [padded key_size], with random features [kBlock][padded key_size]
+  T* decay;       // a: [kBlock][row], for scalars [kBlock]
+  T* tile_decay;  // E_n - 1 of each tile: [tiles][row]
   T* bonus;       // [row]
-  // A gate of columns has b, its products over tiles, and v decayed to the ends of tiles.
+  // Decays of columns: b_t, their products over tiles, and v decayed to the ends of tiles.
   T *value_decay, *value_tile_decay, *value_write;
-  // [row], of Feature::kSoftmaxOfTokens; `max` is one number m where there is a running one.
+  // [row], for Feature::kSoftmaxOfTokens. With a running maximum `max` is one number m.
   T *max, *inverse_sum;
-  // [kBlock], of gates that are exponentials: exp(i - m), exp(-m), and decays as z takes them.
+  // [kBlock], for exponential gates: exp(i - m), exp(-m), and the decays of z in the form of TileDecay().
   T *key_factors, *floors, *normalizer_decay;
-  T* projection;  // of random features: W^T packed; null for one token
+  T* projection;  // W^T of random features in column blocks; null for a step
 
   void LayOut(const Problem& p, Carver& carver, int64_t block = kBlockTokens) {
     const auto row = static_cast<int64_t>(Padded<T>(p.features()));
@@ -70,14 +71,14 @@ struct BlockRows {
   }
 };
 
-// log(sigmoid(x)), without cancellation.
+// Returns log(sigmoid(x)) without cancellation.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V LogSigmoid(D d, V x) {
   const V negative = hn::Max(hn::Neg(x), hn::Zero(d));
   return hn::Neg(hn::Add(negative, hn::Log1p(d, hs::Exp(d, hn::Neg(hn::Abs(x))))));
 }
 
-// Reads rows of one value head.
+// Reads the rows of one value head of one sequence.
 template <class T>
 class RowReader {
  public:
@@ -85,7 +86,7 @@ class RowReader {
       : p_(p), s_(s), value_head_(value_head), key_head_(value_head / p.group()),
         size_(static_cast<size_t>(p.key_size)), row_(Padded<T>(p.features())), rows_(rows) {}
 
-  // Before all others: reads u, packs the projection, begins the maximum.
+  // Must be called first: reads u, packs the projection, and initialises the running maximum.
   HWY_NOINLINE HWY_ATTR void Begin() const {
     if (p_.has_bonus) {
       LoadRows(hn::ScalableTag<T>(), p_.bonus, s_, value_head_, 0, 1, size_, rows_.bonus, row_);
@@ -95,23 +96,23 @@ class RowReader {
     if (rows_.projection != nullptr) PackTransposed(p_, rows_.raw, rows_.projection);
     *rows_.max = p_.feature == Feature::kRandomRelu ? 0 : InitialMax(-std::numeric_limits<T>::infinity());
   }
-  // After them.
+  // Must be called after the last token.
   void StoreMax() const {
     if (p_.final_m.data == nullptr) return;
     *StateAt<T>(p_.final_m, s_.state, value_head_) = *rows_.max;
   }
   T* max() const { return rows_.max; }
-  // The decays of z in a block of keys, as Denominators() takes them.
+  // The decays of z in the block, in the form that Denominators() takes.
   const T* NormalizerDecays() const {
     return p_.exp_gates ? rows_.normalizer_decay : p_.gate == Gate::kNone ? nullptr : rows_.decay;
   }
 
-  // Queries and keys for BlockTables(), copied only where they are not as it takes them.
+  // Returns the queries and keys for BlockTables(), which are copied only if they need to be converted or mapped.
   HWY_NOINLINE HWY_ATTR QueriesAndKeys<T> ForTables(int64_t first, size_t n) const {
     const auto row = static_cast<ptrdiff_t>(row_);
     QueriesAndKeys<T> rows = {{rows_.q, row}, {rows_.k, row}};
     if (p_.feature == Feature::kIdentity && InPlace<T>(p_.q, p_.key_size)) {
-      rows.q = AsTheyAre(p_.q, key_head_, first);
+      rows.q = InPlaceRows(p_.q, key_head_, first);
       rows.scale = static_cast<T>(p_.outer_scale());
     } else {
       Queries(first, n);
@@ -119,7 +120,7 @@ class RowReader {
     if (p_.key_feature == Feature::kIdentity && InPlace<T>(p_.k, p_.key_size) && !p_.exp_gates &&
         p_.key_mask.data == nullptr && !p_.complement_keys) {
       Decays(first, n);
-      rows.k = AsTheyAre(p_.k, key_head_, first);
+      rows.k = InPlaceRows(p_.k, key_head_, first);
     } else {
       Keys(first, n);
     }
@@ -157,9 +158,9 @@ class RowReader {
     }
   }
 
-  // Keys() needs this of all keys: for Feature::kSoftmaxOfTokens their largest
-  // element and the sum of exponentials, per channel.
-  HWY_NOINLINE HWY_ATTR void LookAtKeys() const {
+  // Reduces all keys for non-causal feature maps, before Keys() is called: the maximum of W y for Feature::kRandomExp;
+  // for kSoftmaxOfTokens the maximum and the sum of exponentials of each channel.
+  HWY_NOINLINE HWY_ATTR void ReduceKeys() const {
     if (p_.key_feature == Feature::kRandomExp) {
       for (int64_t first = 0; first < s_.count; first += kBlockTokens) {
         const auto n = static_cast<size_t>(std::min(kBlockTokens, s_.count - first));
@@ -182,11 +183,11 @@ class RowReader {
         const auto before = hn::Load(d, rows_.max + i);
         auto max = before;
         for (size_t t = 0; t < n; ++t) {
-          if (Counts(first, t)) max = hn::Max(hn::Load(d, rows_.k + t * row_ + i), max);
+          if (IsUnmasked(first, t)) max = hn::Max(hn::Load(d, rows_.k + t * row_ + i), max);
         }
         auto sum = hn::Mul(hn::Load(d, rows_.inverse_sum + i), hs::Exp(d, hn::Sub(before, max)));
         for (size_t t = 0; t < n; ++t) {
-          if (!Counts(first, t)) continue;
+          if (!IsUnmasked(first, t)) continue;
           sum = hn::Add(sum, hs::Exp(d, hn::Sub(hn::Load(d, rows_.k + t * row_ + i), max)));
         }
         hn::Store(max, d, rows_.max + i);
@@ -196,7 +197,7 @@ class RowReader {
     for (size_t i = 0; i < row_; ++i) rows_.inverse_sum[i] = 1 / rows_.inverse_sum[i];
   }
 
-  // Rows of v times their factors.
+  // Loads values times their factors, with zeros for masked tokens.
   HWY_ATTR void Values(int64_t first, size_t n, T* to, size_t value_row) const {
     const hn::ScalableTag<T> d;
     LoadRows(d, p_.v, s_, value_head_, first, n, static_cast<size_t>(p_.value_size), to, value_row);
@@ -210,7 +211,7 @@ class RowReader {
     }
   }
 
-  // The decays b of columns.
+  // Computes the decays of columns.
   HWY_ATTR void ValueDecays(int64_t first, size_t n, size_t value_row) const {
     const hn::ScalableTag<T> d;
     LoadRows(d, p_.log_value_decay, s_, value_head_, first, n, static_cast<size_t>(p_.value_size), rows_.value_decay,
@@ -219,7 +220,7 @@ class RowReader {
               rows_.value_tile_decay);
   }
 
-  // Rows of q or k times sqrt(scale), into `raw`.
+  // Loads rows of q or k times `inner_scale` into `raw`.
   HWY_ATTR void Scaled(const Rows& from, double inner_scale, int64_t first, size_t n) const {
     const hn::ScalableTag<T> d;
     const size_t raw_row = Padded<T>(p_.key_size);
@@ -231,7 +232,7 @@ class RowReader {
   }
 
  private:
-  RowsAt<T> AsTheyAre(const Rows& rows, int64_t head, int64_t first) const {
+  RowsAt<T> InPlaceRows(const Rows& rows, int64_t head, int64_t first) const {
     return {RowAt<T>(rows, s_, head, first), static_cast<ptrdiff_t>(rows.token_stride)};
   }
 
@@ -240,7 +241,7 @@ class RowReader {
   }
   size_t num_features() const { return static_cast<size_t>(p_.projection_rows); }
 
-  // W y.
+  // Computes W y.
   HWY_ATTR void Project(const Rows& from, double inner_scale, int64_t first, size_t n, T* to) const {
     const hn::ScalableTag<T> d;
     Scaled(from, inner_scale, first, n);
@@ -260,7 +261,7 @@ class RowReader {
         continue;
       }
       T shift = keys && !p_.causal ? *rows_.max : Largest(to, num_features());
-      if (keys && p_.causal) {  // most decays are 1
+      if (keys && p_.causal) {
         const T before = *rows_.max;
         shift = std::max(shift, before);
         rows_.decay[t] = ExpOf(before - shift);
@@ -271,13 +272,13 @@ class RowReader {
     }
   }
 
-  bool Counts(int64_t first, size_t t) const {
+  bool IsUnmasked(int64_t first, size_t t) const {
     return p_.key_mask.data == nullptr || *RowAt<uint8_t>(p_.key_mask, s_, 0, first + static_cast<int64_t>(t)) != 0;
   }
 
   HWY_ATTR void ClearMasked(int64_t first, size_t n, T* rows, size_t row) const {
     for (size_t t = 0; p_.key_mask.data != nullptr && t < n; ++t) {
-      if (!Counts(first, t)) std::memset(rows + t * row, 0, row * sizeof(T));
+      if (!IsUnmasked(first, t)) std::memset(rows + t * row, 0, row * sizeof(T));
     }
   }
 
@@ -287,7 +288,7 @@ class RowReader {
     if (feature != Feature::kTaylor) {
       LoadRows(d, from, s_, key_head_, first, n, size_, to, row_);
       if (feature == Feature::kIdentity) return;
-      if (IsElementwise(feature) && size_ == row_) {  // one long row, as nothing has to stay 0
+      if (IsElementwise(feature) && size_ == row_) {  // rows without padding are mapped as one
         return MapFeatures(d, feature, to, inner, n * row_, n * row_, to);
       }
       for (size_t t = 0; t < n; ++t) {
@@ -308,23 +309,23 @@ class RowReader {
     }
   }
 
-  // One number per token, and zeros to the end of a block.
-  HWY_ATTR void Numbers(const Rows& from, int64_t first, size_t n, T* to) const {
+  // Loads one number per token, and zeros to the end of the block.
+  HWY_ATTR void LoadScalars(const Rows& from, int64_t first, size_t n, T* to) const {
     const hn::ScalableTag<T> d;
     std::memset(to, 0, kBlock * sizeof(T));
     LoadRows(d, from, s_, value_head_, first, n, 1, rows_.k, hn::MaxLanes(d));
     for (size_t t = 0; t < n; ++t) to[t] = rows_.k[t * hn::MaxLanes(d)];
   }
 
-  // Log decays, factors of keys and floors of denominators, and m past the block. Inside it m
-  // is kept in double: in float, m + log sigmoid(f) would lose what a gate that is nearly open
-  // forgets. S after the block is relative to m as it goes on, rounded up for no exponent to be
-  // positive.
+  // Computes log decays, factors of keys and floors of denominators, and advances m past the block. Inside the block m
+  // is a double: in float, m + log sigmoid(f) would lose the decay of a forget gate that is nearly open. At the end of
+  // the block m is rounded up to T, so that no exponent is positive, and S after the block is relative to the rounded
+  // m.
   HWY_NOINLINE HWY_ATTR void ExpGates(int64_t first, size_t n) const {
     const hn::ScalableTag<T> d;
     T *decay = rows_.decay, *factors = rows_.key_factors, *floors = rows_.floors;
-    Numbers(p_.forget_gate, first, n, decay);
-    Numbers(p_.input_gate, first, n, factors);
+    LoadScalars(p_.forget_gate, first, n, decay);
+    LoadScalars(p_.input_gate, first, n, factors);
     std::memset(floors, 0, kBlock * sizeof(T));
     for (size_t i = 0; i < kBlock; i += hn::MaxLanes(d)) {
       hn::Store(LogSigmoid(d, hn::Load(d, decay + i)), d, decay + i);
@@ -359,13 +360,13 @@ class RowReader {
       if (p_.exp_gates) {
         ExpGates(first, n);
       } else {
-        Numbers(p_.log_decay, first, n, rows_.decay);
+        LoadScalars(p_.log_decay, first, n, rows_.decay);
       }
       return ExpScalarDecays(d, rows_.decay, n, row_, rows_.tile_decay);
     }
     RowsAt<T> log_decay = {rows_.decay, static_cast<ptrdiff_t>(row_)};
     if (InPlace<T>(p_.log_decay, p_.key_size) && !p_.complement_keys) {
-      log_decay = AsTheyAre(p_.log_decay, value_head_, first);
+      log_decay = InPlaceRows(p_.log_decay, value_head_, first);
     } else {
       LoadRows(d, p_.log_decay, s_, value_head_, first, n, size_, rows_.decay, row_);
       if (p_.complement_keys) Complements(n);
@@ -373,7 +374,7 @@ class RowReader {
     ExpDecays(d, log_decay, n, row_, rows_.decay, rows_.tile_decay);
   }
 
-  // k = 1 - exp(g), without cancellation.
+  // Computes k = 1 - exp(g) without cancellation.
   HWY_ATTR void Complements(size_t n) const {
     const hn::ScalableTag<T> d;
     for (size_t t = 0; t < n; ++t) {
@@ -392,21 +393,21 @@ class RowReader {
   const BlockRows<T>& rows_;
 };
 
-// forward_f32.cc and forward_f64.cc compile it, for the backward pass too.
+// forward_f32.cc and forward_f64.cc instantiate it, also for the backward pass.
 extern template class RowReader<float>;
 extern template class RowReader<double>;
 
-// The denominator of o of a block's token t, computed from z_t . q_t.
+// The denominator of o_t for token t of the block, from `product` = z_t . q_t.
 template <class T>
 T Denominator(const Problem& p, const BlockRows<T>& rows, T product, size_t t) {
   if (p.exp_gates) {
     return std::max(std::abs(product), rows.floors[t]) + static_cast<T>(p.eps);
   }
   if (!IsRandom(p.feature)) return product + static_cast<T>(p.eps);
-  return std::max(product, std::numeric_limits<T>::min());  // of positive terms
+  return std::max(product, std::numeric_limits<T>::min());  // a sum of positive terms, which may underflow
 }
 
-// The derivative of the denominator by z_t . q_t; m and the floor count as constants.
+// The derivative of the denominator with respect to z_t . q_t. m and the floor are treated as constants.
 template <class T>
 T DenominatorSlope(const Problem& p, const BlockRows<T>& rows, T product, size_t t) {
   if (!p.exp_gates) return 1;
@@ -414,11 +415,11 @@ T DenominatorSlope(const Problem& p, const BlockRows<T>& rows, T product, size_t
   return std::copysign(T{1}, product);
 }
 
-// Applies skip and gate to a block of o before it is stored.
+// Applies the skip and the output gate to a block of o before it is stored.
 template <class T>
 class OutputRows {
  public:
-  // `values` and `gate` [n][row] are overwritten, with `v` as it is given and silu.
+  // Overwrites `values` [n][row] with the rows of `v`, and `gate` [n][row] with silu(output_gate).
   HWY_NOINLINE HWY_ATTR OutputRows(const Problem& p, const Sequence& s, int64_t head, int64_t first, size_t n,
                                    T* values, T* gate, size_t row)
       : skip_(p.skip.data == nullptr ? nullptr : static_cast<const T*>(p.skip.data) + head * p.skip.head_stride),
@@ -435,7 +436,7 @@ class OutputRows {
     }
   }
 
-  // Column i of token t.
+  // Finishes x, the outputs of token t from column i on.
   template <class V>
   HWY_INLINE V Finished(V x, size_t t, size_t i) const {
     const hn::ScalableTag<T> d;

@@ -1,5 +1,4 @@
-// Gradients of what many tokens share, from what each task has added up: of decays of heads,
-// of u, of a projection.
+// Gradients that are sums over tasks: of decays per head, of u, and of the projection of random features.
 //
 // Compiled once per SIMD target.
 #if defined(HEED_ENGINES_RECURRENCE_SHARED_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -14,7 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "heed/core/turn.h"
+#include "heed/core/ticket.h"
 #include "heed/engines/recurrence/backward_buffers-inl.h"
 #include "heed/engines/recurrence/block-inl.h"
 #include "heed/engines/recurrence/problem.h"
@@ -27,7 +26,7 @@ namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// The derivative of a token's log decay by its forget gate, 1 - sigmoid(f); 1 without one.
+// The derivative of a token's log decay with respect to its forget gate, 1 - sigmoid(f); 1 if there is none.
 template <class T>
 T ForgetGateSlope(const Problem& p, const Sequence& s, int64_t head, int64_t token) {
   if (!p.exp_gates) return 1;
@@ -36,7 +35,7 @@ T ForgetGateSlope(const Problem& p, const Sequence& s, int64_t head, int64_t tok
   return 1 / (1 + std::exp(f));
 }
 
-// The gradient of scalar decays from its parts: of one head over all sequences.
+// Computes the gradient of one head's scalar decays in all sequences from DecayParts().
 template <class T>
 HWY_NOINLINE HWY_ATTR void SumDecayGradients(const Problem& p, const Gradients& g, const SharedBuffers<T>& shared,
                                              int64_t head) {
@@ -67,17 +66,17 @@ HWY_NOINLINE HWY_ATTR void SumDecayGradients(const Problem& p, const Gradients& 
   }
 }
 
-// One head's part of the gradient of the projection, added in the order of tasks: the last
-// value head of a key head has it.
+// Adds a key head's part of the gradient of the projection, in the order of tasks. The last value head of the key head
+// has it.
 template <class T>
 HWY_NOINLINE HWY_ATTR void AddToProjection(const Problem& p, const Task& task, const BackwardBuffers<T>& b,
                                            const SharedBuffers<T>& shared) {
   if ((task.head + 1) % p.group() != 0) return;
-  WaitForTurn(*shared.projection_turn, task.place * p.key_heads + task.head / p.group());
+  WaitForTicket(*shared.projection_counter, task.place * p.key_heads + task.head / p.group());
   ForStateElements(hn::ScalableTag<T>(), ProjectionShape<T>(p), [&](size_t i, size_t r, size_t c) HWY_ATTR {
     shared.d_projection[r * static_cast<size_t>(p.key_size) + c] += static_cast<double>(b.d_projection[i]);
   });
-  EndTurn(*shared.projection_turn);
+  ReleaseTicket(*shared.projection_counter);
 }
 
 inline void StoreProjectionGradient(const Problem& p, const Gradients& g, const double* sums) {
@@ -89,7 +88,7 @@ inline void StoreProjectionGradient(const Problem& p, const Gradients& g, const 
   }
 }
 
-// The gradient `to` of what has rows over value heads alone: sums over sequences.
+// Stores the gradient of constants per value head, which is a sum over sequences.
 template <class T>
 void StoreConstants(const Problem& p, const SharedBuffers<T>& shared, double* sums, const Rows& to) {
   for (int64_t head = 0; to.data != nullptr && head < p.value_heads; ++head) {

@@ -1,9 +1,9 @@
-// One token: the state read, updated and written in place, once.
+// One token of the recurrence: S <- a .* S + k v^T and o = S^T q in one pass over the state in the caller's memory.
 //
-// Compiled once per SIMD target. 4 flops for 8 bytes of an f32 state: memory is the bound,
-// and one stream in address order is what reaches it (0.9 of a loop that only reads and
-// writes; four rows side by side reach 0.5). Sums over rows are one chain, so that an
-// ungated step has the bits of the forward pass.
+// Compiled once per SIMD target. This takes 4 flops per 8 bytes of an f32 state, so that memory is the bound. It is
+// best reached by one stream in order of addresses: .9 of a loop that only reads and writes, where four rows side by
+// side reach .5. A sum over rows is one accumulation chain, so that a step without decays has the bits of the forward
+// pass.
 #if defined(HEED_ENGINES_RECURRENCE_STEP_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_STEP_INL_H_
 #undef HEED_ENGINES_RECURRENCE_STEP_INL_H_
@@ -53,18 +53,16 @@ struct StepBuffers {
   }
 };
 
-// The update of the state. kBonus: with a decay, and a query sees the state before; kBoth:
-// columns decay too.
+// The form of the update. kBonus: with decays, and the query reads the state before it; kBoth: columns decay too.
 enum class StepForm { kUngated, kGated, kBonus, kBoth };
 
-// s decayed, as TileDecay() gives it.
+// Applies a decay in the form of TileDecay().
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Decayed(D d, V decay, V s) {
   return hn::MulAdd(decay, s, hn::IfThenElseZero(hn::Lt(decay, hn::Zero(d)), s));
 }
 
-// Updates a state's vector at `at`: decays it, adds k v^T, stores it. Returns what a query
-// sees.
+// Updates a vector of the state in memory, and returns the vector that the query reads.
 template <StepForm kForm, class D, class V = hn::Vec<D>, class T = hn::TFromD<D>>
 HWY_INLINE V StepVector(D d, V decay, V value_decay, V key, V value, size_t count, T* at) {
   constexpr size_t N = hn::MaxLanes(D());
@@ -88,12 +86,12 @@ HWY_INLINE V StepVector(D d, V decay, V value_decay, V key, V value, size_t coun
   return kForm == StepForm::kBonus ? before : s;
 }
 
-// C vectors of columns of a state whose rows are `stride` apart, the last of `count`
-// elements: s = a .* s [.* b] + k v^T, o = q s.
+// Updates and reads C vectors of columns of a state whose rows are `stride` apart: S <- a .* S [.* b] + k v^T, o = S^T
+// q. If C is 1, the vector has `count` elements.
 template <int C, StepForm kForm, class D, class T = hn::TFromD<D>>
-HWY_INLINE void StepStrip(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k, const T* HWY_RESTRICT a,
-                          const T* HWY_RESTRICT b, size_t num_rows, const T* HWY_RESTRICT v, size_t count,
-                          int64_t stride, T* HWY_RESTRICT state, T* HWY_RESTRICT o) {
+HWY_INLINE void StepColumns(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k, const T* HWY_RESTRICT a,
+                            const T* HWY_RESTRICT b, size_t num_rows, const T* HWY_RESTRICT v, size_t count,
+                            int64_t stride, T* HWY_RESTRICT state, T* HWY_RESTRICT o) {
   constexpr size_t N = hn::MaxLanes(D());
   hn::Vec<D> sum[C];
   HWY_UNROLL(8)
@@ -103,9 +101,9 @@ HWY_INLINE void StepStrip(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k,
     const auto decay = kForm != StepForm::kUngated ? hn::Set(d, a[r]) : hn::Zero(d);
     HWY_UNROLL(8)
     for (int c = 0; c < C; ++c) {
-      const auto of_value = kForm == StepForm::kBoth ? hn::Load(d, b + c * N) : hn::Zero(d);
+      const auto column_decay = kForm == StepForm::kBoth ? hn::Load(d, b + c * N) : hn::Zero(d);
       const auto s =
-          StepVector<kForm>(d, decay, of_value, key, hn::Load(d, v + c * N), C == 1 ? count : N, state + c * N);
+          StepVector<kForm>(d, decay, column_decay, key, hn::Load(d, v + c * N), C == 1 ? count : N, state + c * N);
       sum[c] = hn::MulAdd(query, s, sum[c]);
     }
   }
@@ -113,7 +111,7 @@ HWY_INLINE void StepStrip(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k,
   for (int c = 0; c < C; ++c) hn::Store(sum[c], d, o + c * N);
 }
 
-// All columns [begin, end).
+// Updates and reads columns [begin, end).
 template <StepForm kForm, class D, class T = hn::TFromD<D>>
 HWY_INLINE void StepRows(D d, const T* q, const T* k, const T* a, const T* b, size_t num_rows, const T* v, size_t begin,
                          size_t end, int64_t stride, T* state, T* o) {
@@ -121,22 +119,22 @@ HWY_INLINE void StepRows(D d, const T* q, const T* k, const T* a, const T* b, si
   const size_t whole = begin + (end - begin) / N * N;
   hs::ForTiles<8>(begin / N, whole / N, [&](auto vectors, size_t i) HWY_ATTR {
     const size_t c = i * N;
-    StepStrip<vectors.value, kForm>(d, q, k, a, b + c, num_rows, v + c, N, stride, state + c, o + c);
+    StepColumns<vectors.value, kForm>(d, q, k, a, b + c, num_rows, v + c, N, stride, state + c, o + c);
   });
   if (whole == end) return;
-  StepStrip<1, kForm>(d, q, k, a, b + whole, num_rows, v + whole, end - whole, stride, state + whole, o + whole);
+  StepColumns<1, kForm>(d, q, k, a, b + whole, num_rows, v + whole, end - whole, stride, state + whole, o + whole);
 }
 
-// A row of a state whose rows are values: returns the sum of q .* s.
+// Updates a row of a transposed state, in which rows are value channels, and returns the row's product with q.
 template <StepForm kForm, class D, class T = hn::TFromD<D>>
 HWY_INLINE T StepTransposed(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k, const T* HWY_RESTRICT a, T b, T v,
                             size_t features, T* HWY_RESTRICT state) {
   constexpr size_t N = hn::MaxLanes(D());
-  const auto value = hn::Set(d, v), of_value = hn::Set(d, b);
+  const auto value = hn::Set(d, v), column_decay = hn::Set(d, b);
   auto sum = hn::Zero(d);
   const auto column = [&](size_t c, size_t count) HWY_ATTR {
     const auto decay = kForm != StepForm::kUngated ? hn::Load(d, a + c) : hn::Zero(d);
-    const auto s = StepVector<kForm>(d, decay, of_value, hn::Load(d, k + c), value, count, state + c);
+    const auto s = StepVector<kForm>(d, decay, column_decay, hn::Load(d, k + c), value, count, state + c);
     sum = hn::MulAdd(hn::Load(d, q + c), s, sum);
   };
   size_t c = 0;
@@ -145,7 +143,7 @@ HWY_INLINE T StepTransposed(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT 
   return hn::ReduceSum(d, sum);
 }
 
-// The u term, a token's own key and value: o += (q . (u .* k)) v.
+// The u term: o += (q . (u .* k)) v.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void AddOwnValue(D d, const StepBuffers<T>& b, size_t row, size_t value_row) {
   constexpr size_t N = hn::MaxLanes(D());
@@ -178,17 +176,17 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task, const St
   const size_t end = std::min(FirstColumn(task.part + 1, task.parts, value_row), values);
   const bool gated = p.gate != Gate::kNone, scalar = p.gate == Gate::kScalar;
 
-  // A token is a tile of its own.
-  const auto to_tile_decays = [&](const T* decay, size_t row, bool one, T* of_tile) HWY_ATTR {
+  // The token is a tile of its own.
+  const auto to_tile_decays = [&](const T* decay, size_t row, bool one, T* tile_decay) HWY_ATTR {
     for (size_t i = 0; i < row; i += hn::MaxLanes(d)) {
       const auto a = one ? hn::Set(d, *decay) : hn::Load(d, decay + i);
-      hn::Store(TileDecay(d, a, hn::Load(d, of_tile + i)), d, of_tile + i);
+      hn::Store(TileDecay(d, a, hn::Load(d, tile_decay + i)), d, tile_decay + i);
     }
   };
   if (gated) {
     to_tile_decays(b.rows.decay, Padded<T>(p.features()), scalar, b.rows.tile_decay);
   }
-  const T* value_decay = b.o;  // of any number where there is none
+  const T* value_decay = b.o;  // any memory if columns do not decay
   if (p.has_value_decay) {
     reader.ValueDecays(0, 1, value_row);
     to_tile_decays(b.rows.value_decay, value_row, false, b.rows.value_tile_decay);
@@ -223,18 +221,18 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task, const St
     const int64_t stride = p.final_z.key_stride;
     auto sum = hn::Zero(d);
     for (size_t i = 0; i < features; i += N) {
-      HWY_ALIGN T of_z[N] = {};
+      HWY_ALIGN T z_vector[N] = {};
       const size_t count = std::min(N, features - i);
       T* at = z + static_cast<int64_t>(i) * stride;
       for (size_t lane = 0; lane < count; ++lane) {
-        of_z[lane] = at[static_cast<int64_t>(lane) * stride];
+        z_vector[lane] = at[static_cast<int64_t>(lane) * stride];
       }
       const auto decay = gated ? hn::Load(d, b.rows.tile_decay + i) : hn::Set(d, T{1});
-      const auto next = NextNormalizer(d, decay, hn::Load(d, of_z), hn::Load(d, b.rows.k + i));
+      const auto next = NextNormalizer(d, decay, hn::Load(d, z_vector), hn::Load(d, b.rows.k + i));
       sum = hn::MulAdd(hn::Load(d, b.rows.q + i), next, sum);
-      hn::Store(next, d, of_z);
+      hn::Store(next, d, z_vector);
       for (size_t lane = 0; lane < count; ++lane) {
-        at[static_cast<int64_t>(lane) * stride] = of_z[lane];
+        at[static_cast<int64_t>(lane) * stride] = z_vector[lane];
       }
     }
     factor = 1 / Denominator(p, b.rows, hn::ReduceSum(d, sum), 0);
@@ -247,14 +245,14 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task, const St
   });
 }
 
-// `final` is the state: read and written, contiguous in values or in keys.
+// Reads and writes the state in p.final, which is contiguous in values or in keys.
 template <class T>
 void Step(Context& ctx, const Problem& p) {
   ctx.ReserveScratch(static_cast<size_t>(StepBuffers<T>::Bytes(p)));
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
     static_cast<StepBuffers<T>*>(ctx.Scratch(worker))->Init(p);
   }
-  // A normaliser is updated with the state: by one task.
+  // The normaliser is updated with the state, by one task.
   const int64_t whole = static_cast<int64_t>(p.sequences.size()) * p.value_heads;
   const int64_t parts = NumParts(whole, ctx.num_threads(), p.normalize ? 0 : p.value_size);
   ctx.ParallelFor(whole * parts, [&](int64_t index, int worker) HWY_ATTR {

@@ -1,10 +1,10 @@
-// The backward pass without causality: every token reads the sums over all.
+// The backward pass of non-causal linear attention: every token reads the sums over all tokens.
 //
 // Compiled once per SIMD target. With S = sum_t k_t v_t^T and D = sum_t q_t d_o_t^T,
 //
 //   dq_t = S d_o_t,  dk_t = D v_t,  dv_t = D^T k_t
 //
-// three passes over the tokens: S; dq and D; dk and dv. 10 K V flops per token.
+// in three passes over the tokens: S; dq and D; dk and dv. This takes 10 K V flops per token.
 #if defined(HEED_ENGINES_RECURRENCE_SUMS_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_SUMS_BACKWARD_INL_H_
 #undef HEED_ENGINES_RECURRENCE_SUMS_BACKWARD_INL_H_
@@ -42,16 +42,16 @@ class SumsBackwardHead : HeadGradients<T> {
     if (s_.count == 0) return;
     StateShape sums = by_key_;
     sums.rows = values_;
-    T* S = b_.Border(0);
+    T* S = b_.BoundaryState(0);
     LoadState(d_, {}, 0, 0, sums, S);
     LoadState(d_, {}, 0, 0, by_key_, b_.d_transposed);
     LoadState(d_, {}, 0, 0, by_value_, b_.d_state);
     if (p_.normalize) std::memset(b_.z, 0, row_ * sizeof(T));
     reader_.Begin();
-    reader_.LookAtKeys();
+    reader_.ReduceKeys();
     ForBlocks([&](int64_t block, size_t n) HWY_ATTR {
       ReadKeys(block, n);
-      RowPrefetch prefetch = NextRows(block, {&p_.k}, {}, {&p_.v}, NumAsksOfSums<T>(sums));
+      RowPrefetch prefetch = NextRows(block, {&p_.k}, {}, {&p_.v}, NumSumPrefetches<T>(sums));
       AddOuterProducts(d_, b_.v, value_row_, b_.rows.k, row_, n, sums, S, prefetch);
       if (p_.normalize) AddUp(b_.rows.k, n, b_.z);
     });
@@ -62,24 +62,24 @@ class SumsBackwardHead : HeadGradients<T> {
       if (p_.normalize) Normalize(n);
       RowPrefetch prefetch =
           NextRows(block, {&p_.q}, {&g_.dq}, {&g_.d_o},
-                   NumAsksOfReads<T>(sums) + NumAsksOfSums<T>(by_key_) + NumAsksOfSums<T>(by_value_));
+                   NumReadPrefetches<T>(sums) + NumSumPrefetches<T>(by_key_) + NumSumPrefetches<T>(by_value_));
       ReadState(d_, b_.d_o, value_row_, n, sums, S, b_.dq, row_, prefetch);
       if (p_.normalize) this->AddNormalizer(n, b_.z, 0);
       AddOuterProducts(d_, b_.d_o, value_row_, b_.rows.q, row_, n, by_key_, b_.d_transposed, prefetch);
       AddOuterProducts(d_, b_.rows.q, row_, b_.d_o, value_row_, n, by_value_, b_.d_state, prefetch);
       this->AddToHead(Base::kQueries, block, n);
     });
-    // Through the softmax over tokens: k .* (dk - c), c = sum_t k_t .* dk_t = rowsum(S .* D).
+    // The gradient of the softmax over tokens is k .* (dk - c) with c = sum_t k_t .* dk_t = rowsum(S .* D).
     const bool over_tokens = p_.key_feature == Feature::kSoftmaxOfTokens;
     if (over_tokens) StateProducts(d_, S, sums, b_.d_transposed, by_key_, b_.suffix);
     ForBlocks([&](int64_t block, size_t n) HWY_ATTR {
       ReadKeys(block, n);
       for (size_t t = 0; t < n && p_.normalize; ++t) b_.v[t * value_row_ + values_] = 1;
       RowPrefetch prefetch = NextRows(block, {&p_.k}, {&g_.dk}, {&p_.v, &g_.dv},
-                                      NumAsksOfReads<T>(by_key_) + NumAsksOfReads<T>(by_value_));
+                                      NumReadPrefetches<T>(by_key_) + NumReadPrefetches<T>(by_value_));
       ReadState(d_, b_.v, value_row_, n, by_key_, b_.d_transposed, b_.dk, row_, prefetch);
       ReadState(d_, b_.rows.k, row_, n, by_value_, b_.d_state, b_.dv, value_row_, prefetch);
-      if (over_tokens) ThroughSoftmax(n);
+      if (over_tokens) SoftmaxBackward(n);
       this->AddToHead(Base::kKeys, block, n);
       if (g_.dv.data != nullptr) this->StoreValueGradients(block * kBlockTokens, n);
     });
@@ -91,7 +91,7 @@ class SumsBackwardHead : HeadGradients<T> {
     for (int64_t block = 0; block < NumBlocks(s_.count); ++block) f(block, this->TokensOf(block));
   }
 
-  // The block after, in so many calls.
+  // Returns the prefetches of the next block in this many calls.
   HWY_ATTR RowPrefetch NextRows(int64_t block, typename Base::ListOfRows keys, typename Base::ListOfRows d_keys,
                                 typename Base::ListOfRows values, size_t calls) const {
     if (block + 1 >= NumBlocks(s_.count)) return {};
@@ -106,7 +106,7 @@ class SumsBackwardHead : HeadGradients<T> {
     reader_.Values(first, n, b_.v, value_row_);
   }
 
-  HWY_ATTR void ThroughSoftmax(size_t n) {
+  HWY_ATTR void SoftmaxBackward(size_t n) {
     for (size_t t = 0; t < n; ++t) {
       for (size_t i = by_key_.begin; i < by_key_.end; i += N) {
         const size_t at = t * row_ + i;

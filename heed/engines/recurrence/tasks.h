@@ -1,5 +1,5 @@
-// The tasks of a recurrence: by sequence and head, the long ones first, and
-// by columns where there are fewer of these than threads.
+// The tasks of a recurrence: one per sequence and head, longest sequences first. If there are fewer than threads, they
+// are divided by columns.
 #ifndef HEED_ENGINES_RECURRENCE_TASKS_H_
 #define HEED_ENGINES_RECURRENCE_TASKS_H_
 
@@ -13,17 +13,17 @@
 
 namespace heed::recurrence {
 
-// Parts begin at multiples of this many columns: two vectors of the widest target, as
-// with one vector in a register tile loads are the bound.
+// Parts begin at multiples of this many columns: two vectors on the widest target, because a register tile of one
+// vector is bound by loads.
 inline constexpr int64_t kPartColumns = 32;
 
 struct Task {
   int64_t sequence, head;
-  int64_t part, parts;  // of the columns
-  int64_t place = 0;    // of the sequence in the order in which they are taken
+  int64_t part, parts;  // index and number of parts of the columns
+  int64_t place = 0;    // rank of the sequence in order of processing
 };
 
-// The number of parts of `columns` with which `whole` tasks are enough for all threads.
+// The number of parts into which `columns` are divided so that `whole` heads occupy all threads.
 inline int64_t NumParts(int64_t whole, int64_t threads, int64_t columns) {
   const int64_t units = (columns + kPartColumns - 1) / kPartColumns;
   if (whole <= 0 || whole >= threads || units <= 1) return 1;
@@ -32,7 +32,7 @@ inline int64_t NumParts(int64_t whole, int64_t threads, int64_t columns) {
 
 class TaskQueue {
  public:
-  // `columns` of the states may be taken apart; 0: not at all.
+  // `columns` may be divided among tasks; 0: none.
   TaskQueue(const Problem& p, int64_t threads, int64_t columns) : heads_(p.value_heads), order_(p.sequences.size()) {
     std::iota(order_.begin(), order_.end(), 0);
     std::stable_sort(order_.begin(), order_.end(), [&](int64_t a, int64_t b) {
@@ -55,7 +55,7 @@ class TaskQueue {
 
 inline int64_t NumBlocks(int64_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
 
-// The first column of a part of rows that are `columns` long.
+// The first column of a part.
 inline size_t FirstColumn(int64_t part, int64_t parts, size_t columns) {
   constexpr auto kWidth = static_cast<size_t>(kPartColumns);
   const size_t units = (columns + kWidth - 1) / kWidth;

@@ -1,8 +1,8 @@
-// Gradients of constants of channels: sums over tokens and sequences whose bits depend on neither
-// threads nor strips.
+// Gradients of constants per channel: sums over tokens and sequences whose bits depend neither on the number of threads
+// nor on the division into column blocks.
 //
-// Compiled once per SIMD target. A strip adds up chunks of 128 tokens in the compute type, and
-// chunks in f64; strips of one place add to what all sequences share in turn, in their order.
+// Compiled once per SIMD target. A column block sums chunks of 128 tokens in the compute type, and chunks in f64. For
+// each column block, the sequences then add their sums to the shared ones in ascending order.
 #if defined(HEED_ENGINES_SCAN_CONSTANT_SUMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SCAN_CONSTANT_SUMS_INL_H_
 #undef HEED_ENGINES_SCAN_CONSTANT_SUMS_INL_H_
@@ -16,15 +16,15 @@
 #include <new>
 
 #include "heed/core/carver.h"
-#include "heed/core/turn.h"
-#include "heed/engines/scan/panel-inl.h"
+#include "heed/core/ticket.h"
+#include "heed/engines/scan/matrix_view-inl.h"
 #include "heed/engines/scan/problem.h"
 #include "heed/engines/scan/tasks.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 
-// The sums of one strip of one sequence: rows of its width.
+// The sums of one column block of one sequence, in rows of the block's width.
 template <class T>
 struct ConstantSums {
   T* chunk;
@@ -33,11 +33,11 @@ struct ConstantSums {
 
   void LayOut(int64_t num_rows, Carver& carver) {
     rows = num_rows;
-    carver.Next(chunk, rows * static_cast<int64_t>(StripWidth<T>()));
-    carver.Next(total, rows * static_cast<int64_t>(StripWidth<T>()));
+    carver.Next(chunk, rows * static_cast<int64_t>(BlockWidth<T>()));
+    carver.Next(total, rows * static_cast<int64_t>(BlockWidth<T>()));
   }
-  size_t size() const { return static_cast<size_t>(rows) * StripWidth<T>(); }
-  T* Row(int64_t row) const { return chunk + static_cast<size_t>(row) * StripWidth<T>(); }
+  size_t size() const { return static_cast<size_t>(rows) * BlockWidth<T>(); }
+  T* Row(int64_t row) const { return chunk + static_cast<size_t>(row) * BlockWidth<T>(); }
   void Clear() const {
     std::fill_n(chunk, size(), T{0});
     std::fill_n(total, size(), 0.0);
@@ -50,34 +50,34 @@ struct ConstantSums {
   }
 };
 
-// The sums of all channels and sequences: [rows][channels].
+// The sums over all sequences, [rows][channels].
 struct SharedSums {
   double* sums;
-  Turn* turns;  // of each strip, over sequences
-  int64_t rows, channels, strips;
+  TicketCounter* counters;  // one per column block, which orders its sequences
+  int64_t rows, channels, blocks;
 
-  void LayOut(int64_t num_rows, int64_t num_channels, int64_t num_strips, Carver& carver) {
+  void LayOut(int64_t num_rows, int64_t num_channels, int64_t num_blocks, Carver& carver) {
     rows = num_rows;
     channels = num_channels;
-    strips = num_strips;
+    blocks = num_blocks;
     carver.Next(sums, rows * channels);
-    carver.Next(turns, strips);
+    carver.Next(counters, blocks);
   }
   void Begin() const {
     std::fill_n(sums, rows * channels, 0.0);
-    for (int64_t i = 0; i < strips; ++i) new (turns + i) Turn(0);
+    for (int64_t i = 0; i < blocks; ++i) new (counters + i) TicketCounter(0);
   }
   template <class T>
-  void Add(const ConstantSums<T>& of, const Strip& strip, int64_t sequence) const {
-    WaitForTurn(turns[strip.index], sequence);
+  void Add(const ConstantSums<T>& of, const ColumnBlock& block, int64_t sequence) const {
+    WaitForTicket(counters[block.index], sequence);
     for (int64_t row = 0; row < rows; ++row) {
-      const double* from = of.total + static_cast<size_t>(row) * StripWidth<T>();
-      double* to = sums + row * channels + strip.first;
-      for (int64_t i = 0; i < strip.channels; ++i) to[i] += from[i];
+      const double* from = of.total + static_cast<size_t>(row) * BlockWidth<T>();
+      double* to = sums + row * channels + block.first;
+      for (int64_t i = 0; i < block.channels; ++i) to[i] += from[i];
     }
-    EndTurn(turns[strip.index]);
+    ReleaseTicket(counters[block.index]);
   }
-  // Rows [first, first + count), a state each.
+  // Stores rows [first, first + count), one per state.
   void Store(int64_t first, int64_t count, const Numbers& to) const {
     if (to.data == nullptr) return;
     for (int64_t n = 0; n < count; ++n) {

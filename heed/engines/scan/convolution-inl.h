@@ -1,8 +1,8 @@
-// Convolutions of rows: channels one by one, tokens in lanes.
+// Causal convolutions of rows: o_t = sum_s taps_s x_{t-s} + D x_t, one channel at a time, with tokens in lanes.
 //
-// Compiled once per SIMD target. A row is what a sequence has of one channel, widened, behind as
-// many elements as a convolution looks back: an output takes the place of an input that no later one
-// reads. Gradients come in from their end, where the same function makes those of inputs from them.
+// Compiled once per SIMD target. A row, the widened tokens of one channel of a sequence, is stored after a lead of as
+// many elements as the convolution looks back, so that an output replaces an input that no later output reads. Rows of
+// gradients are reversed in time, so that the same function computes the gradients of inputs from them.
 #if defined(HEED_ENGINES_SCAN_CONVOLUTION_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SCAN_CONVOLUTION_INL_H_
 #undef HEED_ENGINES_SCAN_CONVOLUTION_INL_H_
@@ -30,16 +30,16 @@ namespace heed::scan::HWY_NAMESPACE {
 // True if the taps are computed from modes.
 inline bool HasModes(const Problem& p) { return p.rule != Rule::kTaps; }
 
-// Vectors of outputs that share a tap.
+// The maximal number of vectors of outputs that share a broadcast tap.
 inline constexpr size_t kRowVectors = 8;
 
-// A row of one sequence.
+// The shape of the rows of one sequence.
 template <class T>
 struct RowShape {
-  size_t n = 0;       // of the transforms; 0: directly
-  size_t taps = 0;    // that the sequence meets
+  size_t n = 0;       // length of the transforms; 0: direct convolution
+  size_t taps = 0;    // taps that reach a token of the sequence
   size_t lead = 0;    // elements before the first input
-  size_t inputs = 0;  // with zeros behind the last: whole blocks
+  size_t inputs = 0;  // tokens, padded with zeros to whole blocks
 
   RowShape() = default;
   RowShape(const Problem& p, int64_t count)
@@ -49,20 +49,20 @@ struct RowShape {
     if (n > 0) inputs = (inputs + n - 1) / n * n;
   }
   size_t blocks() const { return n > 0 ? inputs / n : 0; }
-  // Elements of taps, or of their spectrum.
+  // The number of taps, or of elements of their spectrum.
   size_t prepared() const { return n > 0 ? 2 * n : taps; }
 };
 
-// The buffers of a thread, large enough for any sequence of the problem.
+// The scratch memory of one thread, for any sequence of the problem.
 template <class T>
 struct ConvolutionBuffers {
-  size_t pitch = 0;     // from row to row: no power of two, so that rows do not share a cache set
-  size_t prepared = 0;  // from channel to channel
+  size_t pitch = 0;     // stride of rows: no power of two, so that rows do not share a cache set
+  size_t prepared = 0;  // stride of the channels' taps or spectra
   T *rows, *taps;
-  T* scratch;         // a spectrum
-  ModeTaps<T> modes;  // where they make the taps
-  // The backward pass alone has these.
-  T *d_rows, *of_inputs, *of_gradients, *sum;
+  T* scratch;         // one spectrum
+  ModeTaps<T> modes;  // if taps are computed from modes
+  // Only for the backward pass.
+  T *d_rows, *input_spectrum, *gradient_spectrum, *sum;
   double *dtaps, *dskip;
 
   void LayOut(const Problem& p, bool backward, Carver& carver) {
@@ -73,7 +73,7 @@ struct ConvolutionBuffers {
       prepared = std::max(prepared, shape.prepared());
       spectrum = std::max(spectrum, 2 * shape.n);
     }
-    // Vectors of outputs may lie beyond.
+    // The last vector of outputs may be partial.
     pitch = RoundedUp<T>(pitch) + (kRowVectors + 1) * Lanes<T>();
     prepared = RoundedUp<T>(prepared) + Lanes<T>();
     spectrum = std::max(spectrum, prepared);  // taps, before they are transformed
@@ -85,15 +85,16 @@ struct ConvolutionBuffers {
     if (HasModes(p)) modes.LayOut(p, backward, carver);
     if (!backward) return;
     next(d_rows, channels * pitch);
-    next(of_inputs, spectrum);
-    next(of_gradients, spectrum);
+    next(input_spectrum, spectrum);
+    next(gradient_spectrum, spectrum);
     next(sum, spectrum);
     next(dtaps, kRowChannels * static_cast<size_t>(p.num_taps));
     next(dskip, kRowChannels);
   }
 };
 
-// f(integral constant of vectors, first) for all of `vectors`, as many at a time as there may be.
+// Calls f(number of vectors as an integral constant, first vector), for kRowVectors vectors at a time as long as
+// possible.
 template <class F>
 HWY_INLINE void ForVectorsAtOnce(size_t vectors, const F& f) {
   size_t v = 0;
@@ -105,7 +106,7 @@ HWY_INLINE void ForVectorsAtOnce(size_t vectors, const F& f) {
   if (vectors - v >= 1) f(std::integral_constant<size_t, 1>(), v);
 }
 
-// row[t] = skip x_t + sum_s taps[s] x_{t-s} with x_t = row[lead + t], in order of t.
+// row[t] = skip x_t + sum_s taps[s] x_{t-s} with x_t = row[lead + t], in ascending order of t.
 template <class T>
 HWY_NOINLINE HWY_ATTR void ConvolveRow(const T* HWY_RESTRICT taps, T skip, const RowShape<T>& shape, T* row) {
   const hn::ScalableTag<T> d;
@@ -115,7 +116,7 @@ HWY_NOINLINE HWY_ATTR void ConvolveRow(const T* HWY_RESTRICT taps, T skip, const
     const T* x = row + shape.lead + first * N;
     for (size_t v = 0; v < at_once; ++v) {
       const auto shared = hn::Mul(hn::Set(d, skip), hn::LoadU(d, x + v * N));
-      sum[v] = skip == 0 ? hn::Zero(d) : shared;  // infinity times nothing is nothing
+      sum[v] = skip == 0 ? hn::Zero(d) : shared;  // without a skip, 0 times infinity must not be NaN
     }
     for (size_t s = 0; s < shape.taps; ++s, --x) {
       const auto tap = hn::Set(d, taps[s]);
@@ -127,8 +128,8 @@ HWY_NOINLINE HWY_ATTR void ConvolveRow(const T* HWY_RESTRICT taps, T skip, const
   });
 }
 
-// dtaps[s] += sum_t dy_t x_{t-s}, with x behind the lead of its row, and dy from its end. Lanes are
-// taps, the last first: as inputs lie.
+// dtaps[s] += sum_t dy_t x_{t-s}, with x after the lead of its row, and dy reversed. Lanes are taps in descending
+// order, which is the order of inputs in memory.
 template <class T>
 HWY_NOINLINE HWY_ATTR void AddTapGradients(const T* HWY_RESTRICT row, const T* HWY_RESTRICT d_row,
                                            const RowShape<T>& shape, double* HWY_RESTRICT dtaps) {
@@ -157,7 +158,7 @@ HWY_NOINLINE HWY_ATTR void AddTapGradients(const T* HWY_RESTRICT row, const T* H
   });
 }
 
-// convolution.cc compiles both, for all files of the engine.
+// convolution.cc instantiates both, for all files of the engine.
 #ifndef HEED_TAPS_OF
 #define HEED_TAPS_OF(EXTERN, T)                                          \
   EXTERN template void ConvolveRow(const T*, T, const RowShape<T>&, T*); \
@@ -166,15 +167,15 @@ HWY_NOINLINE HWY_ATTR void AddTapGradients(const T* HWY_RESTRICT row, const T* H
 HEED_TAPS_OF(extern, float)
 HEED_TAPS_OF(extern, double)
 
-// Channels of a task, of one sequence after another.
+// Convolves the rows of a column block, one sequence after the other.
 template <class T>
-class RowStrip {
+class RowConvolution {
  public:
-  RowStrip(Context& ctx, const Problem& p, ConvolutionBuffers<T>& buffers, const Strip& strip)
-      : targets_(ctx.allowed_targets()), p_(p), b_(buffers), strip_(strip) {}
+  RowConvolution(Context& ctx, const Problem& p, ConvolutionBuffers<T>& buffers, const ColumnBlock& block)
+      : targets_(ctx.allowed_targets()), p_(p), b_(buffers), block_(block) {}
 
   HWY_ATTR void Forward(int64_t first, int64_t last) {
-    ForChannels(p_, strip_, [&](int64_t channel, size_t channels) HWY_ATTR {
+    ForChannels(p_, block_, [&](int64_t channel, size_t channels) HWY_ATTR {
       for (int64_t i = first; i < last; ++i) {
         const Sequence& s = p_.sequences[static_cast<size_t>(i)];
         const RowShape<T> shape(p_, s.count);
@@ -188,7 +189,7 @@ class RowStrip {
   }
 
   HWY_ATTR void Backward(const Gradients& g) {
-    ForChannels(p_, strip_, [&](int64_t channel, size_t channels) HWY_ATTR {
+    ForChannels(p_, block_, [&](int64_t channel, size_t channels) HWY_ATTR {
       ClearSums(channels);
       for (const Sequence& s : p_.sequences) {
         const RowShape<T> shape(p_, s.count);
@@ -203,7 +204,7 @@ class RowStrip {
     });
   }
 
-  // Heads use this too.
+  // ConvolvedRows uses the following too.
   void ClearSums(size_t channels) const {
     std::fill_n(b_.dtaps, channels * static_cast<size_t>(p_.num_taps), 0.0);
     std::fill_n(b_.dskip, channels, 0.0);
@@ -220,15 +221,16 @@ class RowStrip {
     }
   }
 
-  // A row's inputs have been written behind its lead, before as many zeros as complete the last block; or
-  // what comes from its end behind them.
+  // The memory for the inputs of row c. Complete() then zeros the lead of direct convolutions and the padding of the
+  // last block, which comes first if the row is reversed.
   T* RowAt(size_t c, const RowShape<T>& shape) const { return b_.rows + c * b_.pitch + shape.lead; }
-  void Complete(const RowShape<T>& shape, size_t count, bool from_end, T* row) const {
+  void Complete(const RowShape<T>& shape, size_t count, bool reversed, T* row) const {
     if (shape.n == 0) std::fill_n(row, shape.lead, T{0});
-    T* zeros = row + shape.lead + (from_end ? 0 : count);
+    T* zeros = row + shape.lead + (reversed ? 0 : count);
     std::fill_n(zeros, shape.inputs - count, T{0});
   }
-  // For the taps that this sequence meets, so that bits do not depend on others.
+  // Prepares the taps, or their spectrum, for the length of this sequence, so that bits do not depend on other
+  // sequences.
   HWY_ATTR void Prepare(const RowShape<T>& shape, int64_t channel, size_t channels) {
     const Prepared wanted = {channel, shape.n, shape.taps};
     if (ready_ == wanted) return;
@@ -241,7 +243,7 @@ class RowStrip {
       Spectrum(targets_, PlanOf(shape), b_.scratch, nullptr, to);
     }
   }
-  // A row of inputs becomes one of outputs.
+  // Replaces a row of inputs by outputs.
   HWY_ATTR void Convolve(int64_t channel, size_t c, const RowShape<T>& shape, T* row) const {
     const T* taps = b_.taps + c * b_.prepared;
     const T skip = SkipOf(channel, c);
@@ -254,7 +256,7 @@ class RowStrip {
     }
   }
 
-  // A row of gradients of outputs from its end becomes one of inputs.
+  // Replaces a reversed row of gradients of outputs by gradients of inputs.
   HWY_ATTR void RowBackward(const Gradients& g, int64_t channel, size_t c, const RowShape<T>& shape) const {
     const T* row = b_.rows + c * b_.pitch;
     T* d_row = b_.d_rows + c * b_.pitch;
@@ -271,18 +273,18 @@ class RowStrip {
   double* TapsOf(size_t c) const { return b_.dtaps + c * static_cast<size_t>(p_.num_taps); }
   static const FourierPlan<T>& PlanOf(const RowShape<T>& shape) { return SharedPlan<T>(static_cast<int64_t>(shape.n)); }
 
-  // Inputs behind the lead. Zeros complete the last block: what comes from its end has them first.
+  // Loads rows after their lead, padded with zeros, which come first if rows are reversed.
   HWY_ATTR void Load(const Tokens& x, const Sequence& s, int64_t channel, size_t channels, const RowShape<T>& shape,
-                     bool from_end, T* rows) const {
+                     bool reversed, T* rows) const {
     const auto count = static_cast<size_t>(s.count);
-    const size_t before = from_end ? shape.inputs - count : 0;
-    LoadPanel(RowsOf(x, s, channel, channels, from_end), rows + shape.lead + before, b_.pitch);
-    for (size_t c = 0; c < channels; ++c) Complete(shape, count, from_end, rows + c * b_.pitch);
+    const size_t before = reversed ? shape.inputs - count : 0;
+    LoadRows(RowsOf(x, s, channel, channels, reversed), rows + shape.lead + before, b_.pitch);
+    for (size_t c = 0; c < channels; ++c) Complete(shape, count, reversed, rows + c * b_.pitch);
   }
   HWY_ATTR void Store(const Tokens& to, const Sequence& s, int64_t channel, size_t channels, const RowShape<T>& shape,
-                      bool from_end, const T* rows) const {
-    const size_t before = from_end ? shape.inputs - static_cast<size_t>(s.count) : 0;
-    StorePanel(rows + before, b_.pitch, RowsOf(to, s, channel, channels, from_end));
+                      bool reversed, const T* rows) const {
+    const size_t before = reversed ? shape.inputs - static_cast<size_t>(s.count) : 0;
+    StoreRows(rows + before, b_.pitch, RowsOf(to, s, channel, channels, reversed));
   }
 
   HWY_ATTR void LoadTaps(int64_t channel, size_t count, T* to) {
@@ -290,7 +292,7 @@ class RowStrip {
     const Numbers& x = p_.taps;
     const char* data = static_cast<const char*>(x.data);
     data += channel * x.channel * static_cast<int64_t>(SizeOf(x.dtype));
-    LoadPanel({data, x.dtype, 0, x.state, 1, count}, to, 0);
+    LoadRows({data, x.dtype, 0, x.state, 1, count}, to, 0);
   }
 
   const T* Block(const RowShape<T>& shape, const T* row, size_t block) const {
@@ -303,7 +305,7 @@ class RowStrip {
   }
 
   T SkipOf(int64_t channel, size_t c) const { return SkipAt<T>(p_, channel + static_cast<int64_t>(c)); }
-  // Adds D x to block i, before the next one's outputs take the place of its inputs.
+  // Adds D x to block i, before the next block's outputs overwrite its inputs.
   HWY_ATTR void AddSkip(T skip, const RowShape<T>& shape, size_t i, T* row) const {
     if (p_.skip.data == nullptr) return;
     const hn::ScalableTag<T> d;
@@ -314,8 +316,8 @@ class RowStrip {
     }
   }
 
-  // Block i of what is read from its end meets the inputs of block blocks - 1 - i: their product has
-  // the gradients of taps from its end.
+  // RowBackward() by transforms. The product of block i of the reversed gradients and block blocks - 1 - i of the
+  // inputs has the gradients of taps, reversed.
   HWY_ATTR void BlocksBackward(const Gradients& g, size_t c, T skip, const RowShape<T>& shape, const T* row,
                                T* d_row) const {
     const FourierPlan<T>& plan = PlanOf(shape);
@@ -323,11 +325,11 @@ class RowStrip {
     double* dtaps = TapsOf(c);
     const size_t blocks = shape.blocks();
     for (size_t i = 0; i < blocks; ++i) {
-      TransformBlock(plan, shape, d_row, i, b_.of_gradients);
+      TransformBlock(plan, shape, d_row, i, b_.gradient_spectrum);
       if (WantsTaps(g)) {
         if (i % kBlocksPerSum == 0) std::fill_n(b_.sum, 2 * shape.n, T{0});
-        Spectrum(targets_, plan, Block(shape, row, blocks - 1 - i), nullptr, b_.of_inputs);
-        AddProduct(targets_, plan, b_.of_gradients, b_.of_inputs, b_.sum);
+        Spectrum(targets_, plan, Block(shape, row, blocks - 1 - i), nullptr, b_.input_spectrum);
+        AddProduct(targets_, plan, b_.gradient_spectrum, b_.input_spectrum, b_.sum);
         if (i % kBlocksPerSum == kBlocksPerSum - 1 || i == blocks - 1) {
           scan::Convolve(targets_, plan, b_.sum, nullptr, b_.sum, b_.scratch);
           for (size_t s = 0; s < shape.taps; ++s) {
@@ -336,12 +338,12 @@ class RowStrip {
         }
       }
       if (g.dx.data == nullptr) continue;
-      scan::Convolve(targets_, plan, taps, b_.of_gradients, b_.of_gradients, d_row + i * shape.n);
+      scan::Convolve(targets_, plan, taps, b_.gradient_spectrum, b_.gradient_spectrum, d_row + i * shape.n);
       AddSkip(skip, shape, i, d_row);
     }
   }
 
-  // The channel whose spectra or taps are in memory.
+  // The channel, transform length and number of taps of the taps in memory.
   struct Prepared {
     int64_t channel = -1;
     size_t n = 0, taps = 0;
@@ -351,11 +353,11 @@ class RowStrip {
   const int64_t targets_;
   const Problem& p_;
   ConvolutionBuffers<T>& b_;
-  const Strip strip_;
+  const ColumnBlock block_;
   Prepared ready_;
 };
 
-// The tables are computed before threads start.
+// Computes the roots of unity before threads start.
 template <class T>
 void MakePlans(const Problem& p) {
   for (const Sequence& s : p.sequences) {
@@ -368,8 +370,8 @@ template <class T>
 void ConvolutionRun(Context& ctx, const Problem& p) {
   MakePlans<T>(p);
   using Buffers = ConvolutionBuffers<T>;
-  RowsForward<Buffers>(ctx, p, [&](Buffers& buffers, const Strip& strip, int64_t first, int64_t last) {
-    RowStrip<T>(ctx, p, buffers, strip).Forward(first, last);
+  RowsForward<Buffers>(ctx, p, [&](Buffers& buffers, const ColumnBlock& block, int64_t first, int64_t last) {
+    RowConvolution<T>(ctx, p, buffers, block).Forward(first, last);
   });
 }
 
@@ -377,8 +379,9 @@ template <class T>
 void ConvolutionBackRun(Context& ctx, const Problem& p, const Gradients& g) {
   MakePlans<T>(p);
   using Buffers = ConvolutionBuffers<T>;
-  RowsBackward<Buffers>(ctx, p,
-                        [&](Buffers& buffers, const Strip& strip) { RowStrip<T>(ctx, p, buffers, strip).Backward(g); });
+  RowsBackward<Buffers>(ctx, p, [&](Buffers& buffers, const ColumnBlock& block) {
+    RowConvolution<T>(ctx, p, buffers, block).Backward(g);
+  });
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -1,4 +1,4 @@
-// Convolutions with taps, in f32, to which 16-bit tensors are widened, and in f64.
+// Convolutions with taps, in f32, to which 16-bit tensors are widened, or in f64.
 #include "heed/core/targets.h"
 // After targets.h:
 #include <algorithm>
@@ -69,7 +69,7 @@ const Kernel kConvolutionFourier = {
           const Reason reason = Declines(ctx, p);
           const bool transformed = std::ranges::any_of(
               p.sequences, [&](const Sequence& s) { return TransformLength(p.num_taps, s.count) > 0; });
-          return reason.empty() && !transformed ? Reason{"gains from longer sequences and more taps"} : reason;
+          return reason.empty() && !transformed ? Reason{"is faster only for longer sequences and more taps"} : reason;
         },
     .forward_passes = &Convolution,
     .backward_passes = &Convolution,

@@ -13,12 +13,12 @@
 
 namespace heed::scan {
 
-// The cost of one token of a transform, in products of a tap and a token: measured,
-// docs/performance.md has the table.
+// The cost of one token of a transform in multiply-adds of a direct convolution, as measured (table in
+// docs/performance.md).
 inline constexpr int64_t kTapsPerTransformed = 64;
 
-// Elements of a block of a sequence of `count` tokens with as many taps; 0: directly. A matter of the
-// two alone, so that bits do not depend on what else is in a call.
+// The length of the transforms for a sequence of `count` tokens, or 0 for a direct convolution. It depends only on the
+// two arguments, so that bits do not depend on the other sequences of a call.
 inline int64_t TransformLength(int64_t num_taps, int64_t count) {
   const int64_t taps = std::min(num_taps, count);
   if (taps == 0) return 0;
@@ -27,9 +27,9 @@ inline int64_t TransformLength(int64_t num_taps, int64_t count) {
   return taps * count <= kTapsPerTransformed * blocks * n ? 0 : n;
 }
 
-// Operations that this takes, of the two methods' usual counts: two per tap and token, or
-// 5 (log2 n + 2) per element of a transform, of the taps, of each block, and back. Three times as many
-// for gradients, or three transforms per block and two for the taps.
+// The number of operations, counted as usual: two per tap and token, or 5 (log2 n + 2) per element of a transform, with
+// one transform of the taps and two per block. Gradients take three times as many, or three transforms per block and
+// two for the taps.
 inline double Operations(int64_t num_taps, int64_t count, bool backward) {
   const int64_t n = TransformLength(num_taps, count);
   if (n == 0) return (backward ? 6.0 : 2.0) * static_cast<double>(std::min(num_taps, count) * count);
@@ -38,11 +38,11 @@ inline double Operations(int64_t num_taps, int64_t count, bool backward) {
   return 5 * (std::log2(static_cast<double>(n)) + 2) * static_cast<double>(elements);
 }
 
-// True if modes are cheaper as taps: if there are more of them than one token of a transform costs.
+// True if modes are cheaper in convolution mode: if there are more of them than one token of a transform costs.
 inline constexpr int64_t kModesPerTransformed = 64;
 inline bool PrefersTaps(const Problem& p) { return p.states > kModesPerTransformed; }
 
-// Spectra of gradients of taps that add up before they are transformed back.
+// Spectra of gradients of taps that are summed before they are transformed back.
 inline constexpr size_t kBlocksPerSum = 8;
 
 }  // namespace heed::scan

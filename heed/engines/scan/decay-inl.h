@@ -1,12 +1,12 @@
-// Decays: factors 2^t that are applied without being rounded themselves.
+// Decays 2^t, which are applied without being rounded.
 //
 // Compiled once per SIMD target. With t = n + r, |r| <= 1/2, and f = 2^r - 1,
 //
 //   2^t h = 2^n (h + f h)
 //
-// is h to within one rounding of it, however near to 1 or to 0 the factor is. Rounded once, a factor of
-// .999 would take a state off by a thousand roundings; h + (2^t - 1) h would keep roundings of what
-// a strong decay has forgotten.
+// has an error of one rounding of h, however near to 1 or to 0 the decay is. A rounded decay of .999 would change a
+// state by a thousand roundings over time, and h + (2^t - 1) h would keep rounding errors of values that a strong decay
+// has removed.
 #if defined(HEED_ENGINES_SCAN_DECAY_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SCAN_DECAY_INL_H_
 #undef HEED_ENGINES_SCAN_DECAY_INL_H_
@@ -37,10 +37,10 @@ struct Decay {
 };
 #endif
 
-// A logarithm to base 2 below which everything is forgotten, and which times 0 is 0.
+// Clamps t, the logarithm of a decay to base 2, to a finite number whose decay is 0, so that its product with 0 is 0.
 template <class D>
-HWY_INLINE hn::Vec<D> AtLeastForgotten(D d, hn::Vec<D> t) {
-  return hn::Max(hn::Set(d, hn::TFromD<D>{-1e15}), t);  // of t and NaN, x86 takes the second
+HWY_INLINE hn::Vec<D> ClampLog2Decay(D d, hn::Vec<D> t) {
+  return hn::Max(hn::Set(d, hn::TFromD<D>{-1e15}), t);  // NaN propagates: x86 returns the second operand
 }
 
 #if HEED_HAVE_SCALEF
@@ -49,7 +49,7 @@ template <class D, class V = hn::Vec<D>>
 HWY_INLINE Decay<V> DecayOf(D d, V t) {
   using T = hn::TFromD<D>;
   const auto c = [d](double v) HWY_ATTR { return hn::Set(d, static_cast<T>(v)); };
-  constexpr int kFromNearest = 8;  // no exceptions, to integers
+  constexpr int kFromNearest = 8;  // t minus the nearest integer, without exceptions
   V r;
   if constexpr (sizeof(T) == 4) {
     r = V{_mm512_reduce_ps(t.raw, kFromNearest)};
@@ -57,7 +57,7 @@ HWY_INLINE Decay<V> DecayOf(D d, V t) {
     r = V{_mm512_reduce_pd(t.raw, kFromNearest)};
   }
   const V n = hn::Sub(t, r);
-  if constexpr (sizeof(T) == 4) {  // minimax of (2^r - 1) / r, 1.1e-8
+  if constexpr (sizeof(T) == 4) {  // the minimax polynomial of (2^r - 1) / r, within 1.1e-8
     V p = hn::MulAdd(c(1.54035124e-4), r, c(1.33907355e-3));
     p = hn::MulAdd(p, r, c(9.61823749e-3));
     p = hn::MulAdd(p, r, c(5.55035743e-2));
@@ -70,7 +70,7 @@ HWY_INLINE Decay<V> DecayOf(D d, V t) {
   }
 }
 
-// Decays of kCount logarithms.
+// Computes the decays of kCount logarithms.
 template <size_t kCount, class D, class V = hn::Vec<D>>
 HWY_INLINE void DecaysOf(D d, const V* t, Decay<V>* decays) {
   HWY_UNROLL(4)
@@ -97,7 +97,8 @@ HWY_INLINE auto IsNearOne(D d, const Decay<V>& decay) {
 
 #else
 
-// Minimax of (2^r - 1) / r for |r| <= 1/2: 1.1e-8 in f32, 1.3e-17 in f64, from the highest power down.
+// The minimax polynomial of (2^r - 1) / r for |r| <= 1/2, from the highest power down; within 1.1e-8 in f32, 1.3e-17 in
+// f64.
 template <class T>
 inline constexpr auto kSlopeSeries = [] {
   if constexpr (sizeof(T) == 4) {
@@ -109,8 +110,8 @@ inline constexpr auto kSlopeSeries = [] {
   }
 }();
 
-// Decays of kCount logarithms, step by step side by side: one is a chain of 12 operations that wait for each other. n
-// is at least -127 (-1023 in f64), where the power is 0, and at most 127 (1023): a factor beyond counts as that power.
+// Computes the decays of kCount logarithms side by side, because each is a chain of 12 dependent operations. n is at
+// least -127 (-1023 in f64), where the power is 0, and at most 127 (1023), to which larger exponents are clamped.
 template <size_t kCount, class D, class V = hn::Vec<D>>
 HWY_INLINE void DecaysOf(D d, const V* t, Decay<V>* decays) {
   using T = hn::TFromD<D>;

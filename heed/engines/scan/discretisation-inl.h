@@ -1,4 +1,5 @@
-// Modes of a state space in continuous time as numbers of one step, and gradients back, in double.
+// The discretisation of a state space: from rates and a step size to a and b of each mode, and its gradients, in
+// double.
 //
 // Compiled once per SIMD target. With z = dt A, A = -exp(log_A_real) + i A_imag, dt = exp(log_dt):
 //
@@ -27,7 +28,7 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The modes of one channel: real parts, then imaginary, `width` of each; zero beyond the modes.
+// The modes of one channel: `width` real parts, then `width` imaginary parts, padded with zeros.
 struct ChannelModes {
   double *a, *b, *c, *z;
   double dt;
@@ -55,22 +56,22 @@ HWY_INLINE ComplexVector<V> Quotient(ComplexVector<V> x, ComplexVector<V> y) {
           hn::Div(hn::NegMulAdd(x.re, y.im, hn::Mul(x.im, y.re)), norm)};
 }
 
-// Highway's are meant for less than so much.
+// Highway's SinCos() is accurate for moderate angles only; the standard library is used beyond 3e4.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE void SineAndCosine(D d, V x, V& sine, V& cosine) {
   hn::SinCos(d, x, sine, cosine);
   if (hn::AllFalse(d, hn::Gt(hn::Abs(x), hn::Set(d, 3e4)))) return;
-  HWY_ALIGN double angle[hn::MaxLanes(D())], of_sine[hn::MaxLanes(D())];
+  HWY_ALIGN double angle[hn::MaxLanes(D())], sines[hn::MaxLanes(D())];
   hn::Store(x, d, angle);
   for (size_t i = 0; i < hn::Lanes(d); ++i) {
-    of_sine[i] = std::sin(angle[i]);
+    sines[i] = std::sin(angle[i]);
     angle[i] = std::cos(angle[i]);
   }
-  sine = hn::Load(d, of_sine);
+  sine = hn::Load(d, sines);
   cosine = hn::Load(d, angle);
 }
 
-// a and b of vectors of z.
+// Computes a and b from vectors of z.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE void DiscretiseVector(D d, bool bilinear, V dt, ComplexVector<V> z, ComplexVector<V>& a,
                                  ComplexVector<V>& b) {
@@ -82,7 +83,8 @@ HWY_INLINE void DiscretiseVector(D d, bool bilinear, V dt, ComplexVector<V> z, C
     b = Quotient<V>({dt, zero}, below);
     return;
   }
-  // e^z - 1 has the parts (e^x - 1) cos y - 2 sin^2(y/2), which are of one sign, and e^x sin y.
+  // With z = x + i y, e^z - 1 has the real part (e^x - 1) cos y - 2 sin^2(y/2) and the imaginary part e^x sin y. Both
+  // terms of the real part have the same sign if cos y >= 0, so that they do not cancel.
   V sine, cosine;
   SineAndCosine(d, hn::Mul(half, z.im), sine, cosine);
   const V less = hn::Expm1(d, z.re), two = hn::Add(one, one);
@@ -91,7 +93,7 @@ HWY_INLINE void DiscretiseVector(D d, bool bilinear, V dt, ComplexVector<V> z, C
   const V size_of_a = hn::Exp(d, z.re);
   a = {hn::Mul(size_of_a, cos_y), hn::Mul(size_of_a, sin_y)};
   const ComplexVector<V> rise = {hn::MulAdd(less, cos_y, cos_less), a.im};
-  const ComplexVector<V> mean = Quotient<V>(rise, z);  // 1 where z is too small to divide by
+  const ComplexVector<V> mean = Quotient<V>(rise, z);  // replaced by 1 if z is too small to divide by
   const V size = hn::Add(hn::Abs(z.re), hn::Abs(z.im));
   const auto tiny = hn::Lt(size, hn::Set(d, 1e-150));
   b = {hn::Mul(dt, hn::IfThenElse(tiny, one, mean.re)), hn::Mul(dt, hn::IfThenElse(tiny, zero, mean.im))};
@@ -111,12 +113,12 @@ HWY_NOINLINE HWY_ATTR inline void Discretise(const Problem& p, int64_t channel, 
   const auto dt = hn::Set(d, of.dt);
   for (size_t n = 0; n < modes; n += hn::Lanes(d)) {
     ComplexVector<hn::Vec<decltype(d)>> z, a, b;
-    // A decay that is beyond all numbers has nothing left to square.
+    // Bounds the rate, so that its square does not overflow; the decay is 0 in any case.
     const auto log_rate = hn::LoadU(d, of.z + n);
     z.re = hn::Max(hn::Neg(hn::Mul(dt, hn::Exp(d, log_rate))), hn::Set(d, -1e100));
     z.im = hn::LoadU(d, of.z + of.width + n);
     DiscretiseVector(d, p.bilinear, dt, z, a, b);
-    // Highway's exponentials of NaN are 0.
+    // Restores NaN, because Highway's exponentials of NaN are 0.
     const auto lost = hn::Or(hn::IsNaN(hn::Add(log_rate, z.im)), hn::IsNaN(dt));
     for (auto* x : {&z.re, &a.re, &a.im, &b.re, &b.im}) {
       *x = hn::IfThenElse(lost, hn::Set(d, std::numeric_limits<double>::quiet_NaN()), *x);
@@ -132,7 +134,7 @@ HWY_NOINLINE HWY_ATTR inline void Discretise(const Problem& p, int64_t channel, 
   }
 }
 
-// Scalars, for what is done once per mode.
+// Scalars, for computations that are done once per mode.
 struct Complex64 {
   double re, im;
 };
@@ -145,7 +147,7 @@ inline Complex64 operator/(Complex64 x, Complex64 y) {
   return {(x.re * y.re + x.im * y.im) / norm, (x.im * y.re - x.re * y.im) / norm};
 }
 
-// The derivative of (e^z - 1) / z: by its series where the quotient would cancel.
+// Returns the derivative of (e^z - 1) / z, from its power series if the quotient would cancel.
 inline Complex64 MeanSlope(Complex64 z, Complex64 power, Complex64 mean) {
   if (std::abs(z.re) + std::abs(z.im) >= 1) return (power - mean) / z;
   Complex64 sum = {0, 0}, term = {1, 0};  // z^(k-1) / (k-1)!
@@ -156,24 +158,24 @@ inline Complex64 MeanSlope(Complex64 z, Complex64 power, Complex64 mean) {
   return sum;
 }
 
-// The gradients that follow from those of a and b: one mode's share of log_dt's, and those of log_A_real and A_imag.
+// One mode's gradients of log_A_real and A_imag, and its part of the gradient of log_dt.
 struct RateGradients {
   double log_dt, log_A_real, A_imag;
 };
-inline RateGradients GradientsOfRates(bool bilinear, double dt, Complex64 z, Complex64 a, Complex64 b, Complex64 of_a,
-                                      Complex64 of_b) {
-  Complex64 of_z, slope = {0, 0};
+inline RateGradients GradientsOfRates(bool bilinear, double dt, Complex64 z, Complex64 a, Complex64 b, Complex64 d_a,
+                                      Complex64 d_b) {
+  Complex64 d_z, slope = {0, 0};
   const Complex64 mean = (1 / dt) * b;
   if (bilinear) {
-    // da/dz = 1 / (1 - z/2)^2, db/dz = dt / 2 of the same.
+    // da/dz = 1 / (1 - z/2)^2, and db/dz = dt/2 da/dz.
     slope = mean * mean;
-    of_z = of_a * slope + (dt / 2) * (of_b * slope);
+    d_z = d_a * slope + (dt / 2) * (d_b * slope);
   } else {
-    of_z = of_a * a + dt * (of_b * MeanSlope(z, a, mean));
+    d_z = d_a * a + dt * (d_b * MeanSlope(z, a, mean));
   }
   // z = dt A, so dz / dlog dt = z, and dz / dlog_A_real = Re z.
-  const Complex64 of_dt = of_z * z + of_b * b;
-  return {of_dt.re, of_z.re * z.re, -dt * of_z.im};
+  const Complex64 d_dt = d_z * z + d_b * b;
+  return {d_dt.re, d_z.re * z.re, -dt * d_z.im};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -1,13 +1,10 @@
-// The rules of one state per channel, forward, one token and backward, for one dtype of states.
+// Scans with one state per channel, h_t = a_t h_{t-1} + b_t, forward, one token and backward, for one dtype of states.
 //
-// Compiled once per SIMD target. Lanes are channels, of which a task owns a few vectors of one
-// sequence; the state is one register per vector, and is the output:
+// Compiled once per SIMD target. Lanes are channels, of which a task owns a few vectors of one sequence. The state is
+// one register per vector and is the output. With given decays memory is the bound, with gates the exponentials are.
 //
-//   h = a h + b
-//
-// Bound by memory with decays that are given, by exponentials with gates. Backward, states at the
-// borders of tiles of 16 tokens are kept and the others computed again; with p the gradient of h,
-// db = p, dlog a = p a h_{t-1} + db b', p = a p.
+// Backward, the states at the boundaries of tiles of 16 tokens are stored and the others recomputed. With p the
+// gradient of h_t and b' the derivative of b by log a: db = p, dlog a = p a h_{t-1} + p b', p <- a p.
 #if defined(HEED_ENGINES_SCAN_ELEMENTWISE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SCAN_ELEMENTWISE_INL_H_
 #undef HEED_ENGINES_SCAN_ELEMENTWISE_INL_H_
@@ -25,7 +22,7 @@
 #include "heed/core/context.h"
 #include "heed/engines/scan/constant_sums-inl.h"
 #include "heed/engines/scan/decay-inl.h"
-#include "heed/engines/scan/panel-inl.h"
+#include "heed/engines/scan/matrix_view-inl.h"
 #include "heed/engines/scan/kernels.h"
 #include "heed/engines/scan/problem.h"
 #include "heed/engines/scan/tasks.h"
@@ -38,50 +35,50 @@ namespace heed::scan::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// Strips that a task takes side by side where channels are contiguous, tile by tile: rows of 1 KiB
-// instead of 256 bytes, each of which is in another page of memory.
-inline constexpr int64_t kStripsAtOnce = 4;
+// Column blocks that a task processes side by side, tile by tile, if channels are contiguous. It then reads 1 KiB per
+// row instead of 256 bytes; each row is in another page of memory.
+inline constexpr int64_t kBlocksAtOnce = 4;
 
-// The buffers of a column block: rows of its width.
+// The buffers of a column block, in rows of its width.
 template <class T>
-struct ElementwiseOwn {
+struct ElementwiseBlockBuffers {
   T *h, *p;                   // the state, and its gradient
   T *rate, *slope;            // -c softplus(lambda), and -c times its derivative
-  T* borders;                 // [tiles][width]
-  ConstantSums<T> constants;  // of lambda, before its factor
+  T* boundary_states;         // [tiles][width]
+  ConstantSums<T> constants;  // the gradient of lambda without the factor `slope`
 
   void LayOut(const Problem& problem, bool backward, Carver& carver) {
-    constexpr auto width = static_cast<int64_t>(StripWidth<T>());
+    constexpr auto width = static_cast<int64_t>(BlockWidth<T>());
     for (T** row : {&h, &p, &rate, &slope}) carver.Next(*row, width);
-    carver.Next(borders, backward ? NumTiles(MostTokens(problem)) * width : 0);
+    carver.Next(boundary_states, backward ? NumTiles(MostTokens(problem)) * width : 0);
     constants.LayOut(backward ? 1 : 0, carver);
   }
 };
 
-// One thread's memory.
+// The scratch memory of one thread.
 template <class T>
 struct ElementwiseBuffers {
-  T *x, *first, *second;  // [kTile][width]: x, and log_decay, or recurrence and input gates
-  T* o;                   // [kTile][width]; backward, h before each token
+  T *x, *first, *second;  // [kTile][width]: x; log_decay, or recurrence and input gates
+  T* o;                   // [kTile][width]; in the backward pass, h before each token
   T* d_o;                 // [kTile][width]
-  std::array<ElementwiseOwn<T>, kStripsAtOnce> own;
+  std::array<ElementwiseBlockBuffers<T>, kBlocksAtOnce> own;
 
   void LayOut(const Problem& problem, bool backward, Carver& carver) {
-    constexpr auto width = static_cast<int64_t>(StripWidth<T>());
-    for (T** panel : {&x, &first, &second, &o, &d_o}) carver.Next(*panel, kTileTokens * width);
-    for (auto& strip : own) strip.LayOut(problem, backward, carver);
+    constexpr auto width = static_cast<int64_t>(BlockWidth<T>());
+    for (T** rows : {&x, &first, &second, &o, &d_o}) carver.Next(*rows, kTileTokens * width);
+    for (auto& block : own) block.LayOut(problem, backward, carver);
   }
 };
 
 template <class T, Rule kRule>
-class ElementwiseStrip {
+class ElementwiseBlock {
  public:
-  ElementwiseStrip(const Problem& p, const ElementwiseBuffers<T>& buffers, const ElementwiseOwn<T>& own,
-                   const Strip& strip)
-      : p_(p), b_(buffers), own_(own), strip_(strip), channels_(static_cast<size_t>(strip.channels)),
+  ElementwiseBlock(const Problem& p, const ElementwiseBuffers<T>& buffers, const ElementwiseBlockBuffers<T>& own,
+                   const ColumnBlock& block)
+      : p_(p), b_(buffers), own_(own), block_(block), channels_(static_cast<size_t>(block.channels)),
         vectors_((channels_ + N - 1) / N) {
     if constexpr (kRule == Rule::kGates) {
-      LoadPanel(PieceOf(p.lambda, 0, 1, strip.first, channels_), own_.rate, kWidth);
+      LoadRows(ViewOf(p.lambda, 0, 1, block.first, channels_), own_.rate, kWidth);
       const V minus_c = hn::Set(d_, static_cast<T>(-p.c));
       for (size_t at = 0; at < vectors_ * N; at += N) {
         const V lambda = hn::Load(d_, own_.rate + at);
@@ -91,42 +88,42 @@ class ElementwiseStrip {
     }
   }
 
-  // A sequence goes through in tiles, from first to last, and back.
+  // Begins a sequence, whose tiles are then processed in order, and in reverse by the backward pass.
   void Begin(const Sequence& s) { LoadRow(p_.initial, s, own_.h); }
 
   HWY_NOINLINE HWY_ATTR void ForwardTile(const Sequence& s, int64_t begin) {
     const size_t tokens = TokensAt(s, begin);
     LoadTile(s, begin, tokens);
-    Expect(s, begin + kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate, &p_.o});
+    FindLines(s, begin + kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate, &p_.o});
     for (size_t v = 0; v < vectors_; ++v) {
       V h = hn::Load(d_, own_.h + v * N);
       for (size_t t = 0; t < tokens; ++t) {
         const size_t at = t * kWidth + v * N;
         h = After(TokenAt(at, IsFirst(begin, t)), h);
         hn::Store(h, d_, b_.o + at);
-        Ask(v, t);
+        Prefetch(v, t);
       }
       hn::Store(h, d_, own_.h + v * N);
     }
-    StorePanel(b_.o, kWidth, PieceAt(p_.o, s, begin, tokens));
+    StoreRows(b_.o, kWidth, ViewAt(p_.o, s, begin, tokens));
   }
 
   void End(const Sequence& s) { StoreRow(own_.h, p_.final, s); }
 
-  // The states before a tile, which is not the last.
-  void KeepBorder(int64_t begin) {
-    std::copy_n(own_.h, kWidth, own_.borders + begin / kTileTokens * static_cast<int64_t>(kWidth));
+  // Stores the states before a tile.
+  void StoreBoundaryState(int64_t begin) {
+    std::copy_n(own_.h, kWidth, own_.boundary_states + begin / kTileTokens * static_cast<int64_t>(kWidth));
   }
 
-  // To the states after a tile.
+  // Advances the states over a tile without storing outputs.
   HWY_NOINLINE HWY_ATTR void PassTile(const Sequence& s, int64_t begin) {
     LoadTile(s, begin, TokensAt(s, begin));
-    Expect(s, begin + kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate});
+    FindLines(s, begin + kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate});
     for (size_t v = 0; v < vectors_; ++v) {
       V h = hn::Load(d_, own_.h + v * N);
       for (size_t t = 0; t < static_cast<size_t>(kTileTokens); ++t) {
         h = After(TokenAt(t * kWidth + v * N, IsFirst(begin, t)), h);
-        Ask(v, t);
+        Prefetch(v, t);
       }
       hn::Store(h, d_, own_.h + v * N);
     }
@@ -148,7 +145,7 @@ class ElementwiseStrip {
       for (size_t i = 0; i < kWidth; ++i) {
         own_.constants.total[i] *= static_cast<double>(own_.slope[i]);
       }
-      shared.Add(own_.constants, strip_, sequence);
+      shared.Add(own_.constants, block_, sequence);
     }
   }
 
@@ -156,13 +153,13 @@ class ElementwiseStrip {
   using D = hn::ScalableTag<T>;
   using V = hn::Vec<D>;
   static constexpr size_t N = Lanes<T>();
-  static constexpr size_t kWidth = StripWidth<T>();
+  static constexpr size_t kWidth = BlockWidth<T>();
 
-  // The numbers that one token computes from its tensors.
+  // The numbers that are computed from the tensors of a token.
   struct Token {
     Decay<V> decay;  // a
     V written;       // b
-    // Gates have sigmoids of r and i, the root, and 1 - a^2 that it is of.
+    // For gates: the sigmoids of r and i, sqrt(1 - a^2), and 1 - a^2.
     hs::SigmoidPair<V> recurrence, input;
     V root, square, a;
   };
@@ -171,37 +168,37 @@ class ElementwiseStrip {
   static size_t TokensAt(const Sequence& s, int64_t begin) {
     return static_cast<size_t>(std::min(kTileTokens, s.count - begin));
   }
-  // A sequence begins here with nothing before it.
+  // True for the first token of a sequence without an initial state.
   bool IsFirst(int64_t begin, size_t t) const { return begin == 0 && t == 0 && p_.initial.data == nullptr; }
-  Piece PieceAt(const Tokens& x, const Sequence& s, int64_t begin, size_t tokens) const {
-    return PieceOf(x, s, begin, tokens, 0, strip_.first, channels_);
+  MatrixView ViewAt(const Tokens& x, const Sequence& s, int64_t begin, size_t tokens) const {
+    return ViewOf(x, s, begin, tokens, 0, block_.first, channels_);
   }
 
   void LoadRow(const Numbers& from, const Sequence& s, T* to) const {
-    if (from.data == nullptr) return ClearPanel(to, kWidth, 1, channels_);
-    LoadPanel(PieceOf(from, s.state, 1, strip_.first, channels_), to, kWidth);
+    if (from.data == nullptr) return ClearRows(to, kWidth, 1, channels_);
+    LoadRows(ViewOf(from, s.state, 1, block_.first, channels_), to, kWidth);
   }
   void StoreRow(const T* from, const Numbers& to, const Sequence& s) const {
     if (to.data == nullptr) return;
-    StorePanel(from, kWidth, PieceOf(to, s.state, 1, strip_.first, channels_));
+    StoreRows(from, kWidth, ViewOf(to, s.state, 1, block_.first, channels_));
   }
   void LoadTile(const Sequence& s, int64_t begin, size_t tokens) const {
-    LoadPanel(PieceAt(p_.x, s, begin, tokens), b_.x, kWidth);
-    LoadPanel(PieceAt(FirstOf(p_), s, begin, tokens), b_.first, kWidth);
+    LoadRows(ViewAt(p_.x, s, begin, tokens), b_.x, kWidth);
+    LoadRows(ViewAt(FirstOf(p_), s, begin, tokens), b_.first, kWidth);
     if constexpr (kRule == Rule::kGates) {
-      LoadPanel(PieceAt(p_.input_gate, s, begin, tokens), b_.second, kWidth);
+      LoadRows(ViewAt(p_.input_gate, s, begin, tokens), b_.second, kWidth);
     }
   }
 
-  void Expect(const Sequence& s, int64_t begin, std::initializer_list<const Tokens*> tensors) {
+  void FindLines(const Sequence& s, int64_t begin, std::initializer_list<const Tokens*> tensors) {
     NextLines* next = next_;
     for (const Tokens* x : tensors) {
       const bool exists = begin >= 0 && begin < s.count && x->data != nullptr;
-      *next++ = exists ? NextLines(PieceAt(*x, s, begin, TokensAt(s, begin)), N) : NextLines();
+      *next++ = exists ? NextLines(ViewAt(*x, s, begin, TokensAt(s, begin)), N) : NextLines();
     }
   }
-  HWY_INLINE void Ask(size_t v, size_t t) const {
-    for (const NextLines& next : next_) next.Ask(v, static_cast<int64_t>(t));
+  HWY_INLINE void Prefetch(size_t v, size_t t) const {
+    for (const NextLines& next : next_) next.Prefetch(v, static_cast<int64_t>(t));
   }
 
   HWY_INLINE Token TokenAt(size_t at, bool is_first) const {
@@ -216,7 +213,7 @@ class ElementwiseStrip {
       token.input = hs::Sigmoids(d_, hn::Load(d_, b_.second + at));
       const V rate = hn::Load(d_, own_.rate + at % kWidth);
       token.decay = DecayFrom(hn::Mul(token.recurrence.s, rate));
-      // 1 - a^2 = (1 - a) (1 + a), which loses nothing where a is near 1.
+      // 1 - a^2 = (1 - a) (1 + a), which does not cancel if a is near 1.
       const V power = PowerOf(d_, token.decay);
       const V less = hn::MulAdd(power, token.decay.fraction, hn::Sub(power, one));  // a - 1
       token.a = hn::MulAdd(power, token.decay.fraction, power);
@@ -226,13 +223,13 @@ class ElementwiseStrip {
     }
     return token;
   }
-  // exp(log_decay).
+  // Returns exp(log_decay).
   HWY_INLINE Decay<V> DecayFrom(V log_decay) const {
     const V log2e = hn::Set(d_, static_cast<T>(hs::kLog2E));
-    return DecayOf(d_, AtLeastForgotten(d_, hn::Mul(log_decay, log2e)));
+    return DecayOf(d_, ClampLog2Decay(d_, hn::Mul(log_decay, log2e)));
   }
-  // a h + b. Where little is forgotten, what is joins what is written before h is rounded: by itself
-  // a step of less than half a rounding of h would be lost, always to the same side.
+  // Returns a h + b. If a is near 1, (a - 1) h is added to b before h is added: by itself, a decay by less than half a
+  // rounding of h would be lost, always in the same direction.
   HWY_INLINE V After(const Token& token, V h) const {
     const V changed = hn::Add(h, hn::MulAdd(token.decay.fraction, h, token.written));
     const V decayed = hn::Add(Decayed(d_, token.decay, h), token.written);
@@ -242,31 +239,31 @@ class ElementwiseStrip {
   HWY_NOINLINE HWY_ATTR void OneTile(const Sequence& s, int64_t begin, const Gradients& g) {
     const size_t tokens = TokensAt(s, begin);
     LoadTile(s, begin, tokens);
-    LoadPanel(PieceAt(g.d_o, s, begin, tokens), b_.d_o, kWidth);
-    Expect(s, begin - kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate, &g.d_o});
-    const T* border = own_.borders + begin / kTileTokens * static_cast<int64_t>(kWidth);
+    LoadRows(ViewAt(g.d_o, s, begin, tokens), b_.d_o, kWidth);
+    FindLines(s, begin - kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate, &g.d_o});
+    const T* boundary_state = own_.boundary_states + begin / kTileTokens * static_cast<int64_t>(kWidth);
     for (size_t v = 0; v < vectors_; ++v) {
-      V h = hn::Load(d_, border + v * N);
+      V h = hn::Load(d_, boundary_state + v * N);
       for (size_t t = 0; t < tokens; ++t) {
         const size_t at = t * kWidth + v * N;
         hn::Store(h, d_, b_.o + at);
         h = After(TokenAt(at, IsFirst(begin, t)), h);
-        Ask(v, t);
+        Prefetch(v, t);
       }
       V p = hn::Load(d_, own_.p + v * N);
-      for (size_t t = tokens; t-- > 0;) p = Retreat(t * kWidth + v * N, IsFirst(begin, t), p);
+      for (size_t t = tokens; t-- > 0;) p = BackwardToken(t * kWidth + v * N, IsFirst(begin, t), p);
       hn::Store(p, d_, own_.p + v * N);
     }
-    const auto store = [&](const T* panel, const Tokens& to) {
-      if (to.data != nullptr) StorePanel(panel, kWidth, PieceAt(to, s, begin, tokens));
+    const auto store = [&](const T* rows, const Tokens& to) {
+      if (to.data != nullptr) StoreRows(rows, kWidth, ViewAt(to, s, begin, tokens));
     };
     store(b_.x, g.dx);
     store(b_.first, kRule == Rule::kDecay ? g.dlog_decay : g.drecurrence_gate);
     store(b_.second, g.dinput_gate);
   }
 
-  // Gradients of a token take the places of its tensors; returns that of the state before it.
-  HWY_INLINE V Retreat(size_t at, bool is_first, V p) const {
+  // Replaces the tensors of a token by their gradients, and returns the gradient of the state before it.
+  HWY_INLINE V BackwardToken(size_t at, bool is_first, V p) const {
     p = hn::Add(p, hn::Load(d_, b_.d_o + at));
     const Token token = TokenAt(at, is_first);
     const V before = Decayed(d_, token.decay, p);  // a p
@@ -276,11 +273,11 @@ class ElementwiseStrip {
       hn::Store(dlog, d_, b_.first + at);
     } else {
       const V x = hn::Load(d_, b_.x + at);
-      const V of_gated = hn::Mul(p, token.root);  // of sigmoid(i) x
-      hn::Store(hn::Mul(of_gated, token.input.s), d_, b_.x + at);
-      hn::Store(hn::Mul(hn::Mul(of_gated, x), hn::Mul(token.input.s, token.input.complement)), d_, b_.second + at);
+      const V d_gated = hn::Mul(p, token.root);  // the gradient of sigmoid(i) x
+      hn::Store(hn::Mul(d_gated, token.input.s), d_, b_.x + at);
+      hn::Store(hn::Mul(hn::Mul(d_gated, x), hn::Mul(token.input.s, token.input.complement)), d_, b_.second + at);
       if (!is_first) {
-        // droot / dlog a = -a^2 / root; what 1 / (2 root) there is at most 1000.
+        // droot / dlog a = -a^2 / root, where 1 / (2 root) is limited to 1000.
         constexpr T kLeast = T{1e-6} / 4;
         const V square = hn::Max(hn::Set(d_, kLeast), token.square);
         const V slope = hn::Div(hn::Mul(token.a, token.a), hn::Sqrt(square));
@@ -298,8 +295,8 @@ class ElementwiseStrip {
   const D d_;
   const Problem& p_;
   const ElementwiseBuffers<T>& b_;
-  const ElementwiseOwn<T>& own_;
-  const Strip strip_;
+  const ElementwiseBlockBuffers<T>& own_;
+  const ColumnBlock block_;
   const size_t channels_, vectors_;
   NextLines next_[4];
 };
@@ -312,15 +309,15 @@ int64_t ElementwiseBytes(const Problem& p) {
   return carver.bytes();
 }
 
-// Strips of one task, at most kStripsAtOnce.
+// The column blocks of one task, at most kBlocksAtOnce.
 template <class T, Rule kRule>
-class ElementwiseStrips {
+class ElementwiseBlocks {
  public:
-  ElementwiseStrips(const Problem& p, const ElementwiseBuffers<T>& buffers, const Strips& strips, int64_t first,
+  ElementwiseBlocks(const Problem& p, const ElementwiseBuffers<T>& buffers, const ColumnBlocks& blocks, int64_t first,
                     int64_t last)
       : count_(static_cast<size_t>(last - first)) {
     for (size_t i = 0; i < count_; ++i) {
-      all_[i].emplace(p, buffers, buffers.own[i], strips.At(first + static_cast<int64_t>(i)));
+      all_[i].emplace(p, buffers, buffers.own[i], blocks.At(first + static_cast<int64_t>(i)));
     }
   }
   template <class F>
@@ -330,28 +327,28 @@ class ElementwiseStrips {
 
  private:
   const size_t count_;
-  std::array<std::optional<ElementwiseStrip<T, kRule>>, kStripsAtOnce> all_;
+  std::array<std::optional<ElementwiseBlock<T, kRule>>, kBlocksAtOnce> all_;
 };
 
-// The column blocks of a task: those of contiguous tokens are as fast one by one.
-inline Cut ElementwiseCut(const Problem& p, const Strips& strips, int64_t threads) {
-  return Cut(p, strips.size(), p.x.column == 1 ? kStripsAtOnce : 1, threads);
+// Several column blocks per task are only faster if channels are contiguous.
+inline TaskGrid ElementwiseGrid(const Problem& p, const ColumnBlocks& blocks, int64_t threads) {
+  return TaskGrid(p, blocks.size(), p.x.column == 1 ? kBlocksAtOnce : 1, threads);
 }
 
 template <class T, Rule kRule>
 void ElementwiseRun(Context& ctx, const Problem& p) {
   ctx.ReserveScratch(static_cast<size_t>(ElementwiseBytes<T>(p)));
-  const Strips strips(p, StripWidth<T>());
+  const ColumnBlocks blocks(p, BlockWidth<T>());
   const auto sequences = static_cast<int64_t>(p.sequences.size());
-  const Cut cut = ElementwiseCut(p, strips, ctx.num_threads());
-  ctx.ParallelFor(cut.tasks(), [&](int64_t task, int worker) {
+  const TaskGrid grid = ElementwiseGrid(p, blocks, ctx.num_threads());
+  ctx.ParallelFor(grid.tasks(), [&](int64_t task, int worker) {
     Carver carver(ctx.Scratch(worker));
     ElementwiseBuffers<T> buffers;
     buffers.LayOut(p, false, carver);
-    const int64_t strip = task % cut.runs_of_strips * cut.strips;
-    ElementwiseStrips<T, kRule> run(p, buffers, strips, strip, std::min(strip + cut.strips, strips.size()));
-    const int64_t first = task / cut.runs_of_strips * cut.sequences;
-    for (int64_t i = first; i < std::min(first + cut.sequences, sequences); ++i) {
+    const int64_t block = task % grid.runs_of_blocks * grid.blocks;
+    ElementwiseBlocks<T, kRule> run(p, buffers, blocks, block, std::min(block + grid.blocks, blocks.size()));
+    const int64_t first = task / grid.runs_of_blocks * grid.sequences;
+    for (int64_t i = first; i < std::min(first + grid.sequences, sequences); ++i) {
       const Sequence& s = p.sequences[static_cast<size_t>(i)];
       run.ForEach([&](auto& one) { one.Begin(s); });
       for (int64_t begin = 0; begin < s.count; begin += kTileTokens) {
@@ -362,14 +359,13 @@ void ElementwiseRun(Context& ctx, const Problem& p) {
   });
 }
 
-// Sums of lambda: none of kDecay.
 template <class T>
 BackwardBytes ElementwiseBackBytes(const Problem& p) {
   Carver carver(nullptr), shared(nullptr);
   ElementwiseBuffers<T> unused;
   unused.LayOut(p, true, carver);
   SharedSums sums;
-  sums.LayOut(1, p.channels, Strips(p, StripWidth<T>()).size(), shared);
+  sums.LayOut(1, p.channels, ColumnBlocks(p, BlockWidth<T>()).size(), shared);
   return {carver.bytes(), shared.bytes()};
 }
 
@@ -378,25 +374,25 @@ void ElementwiseBackRun(Context& ctx, const Problem& p, const Gradients& g) {
   const BackwardBytes bytes = ElementwiseBackBytes<T>(p);
   ctx.ReserveScratch(static_cast<size_t>(bytes.per_thread));
   ctx.ReserveShared(static_cast<size_t>(bytes.shared));
-  const Strips strips(p, StripWidth<T>());
+  const ColumnBlocks blocks(p, BlockWidth<T>());
   Carver shared(ctx.Shared());
   SharedSums sums;
-  sums.LayOut(1, p.channels, strips.size(), shared);
+  sums.LayOut(1, p.channels, blocks.size(), shared);
   sums.Begin();
   const auto sequences = static_cast<int64_t>(p.sequences.size());
-  const Cut cut = ElementwiseCut(p, strips, ctx.num_threads());
-  ctx.ParallelFor(sequences * cut.runs_of_strips, [&](int64_t task, int worker) {
+  const TaskGrid grid = ElementwiseGrid(p, blocks, ctx.num_threads());
+  ctx.ParallelFor(sequences * grid.runs_of_blocks, [&](int64_t task, int worker) {
     Carver carver(ctx.Scratch(worker));
     ElementwiseBuffers<T> buffers;
     buffers.LayOut(p, true, carver);
-    const int64_t strip = task % cut.runs_of_strips * cut.strips;
-    ElementwiseStrips<T, kRule> run(p, buffers, strips, strip, std::min(strip + cut.strips, strips.size()));
-    const int64_t sequence = task / cut.runs_of_strips;
+    const int64_t block = task % grid.runs_of_blocks * grid.blocks;
+    ElementwiseBlocks<T, kRule> run(p, buffers, blocks, block, std::min(block + grid.blocks, blocks.size()));
+    const int64_t sequence = task / grid.runs_of_blocks;
     const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
     run.ForEach([&](auto& one) { one.Begin(s); });
     for (int64_t begin = 0; begin < s.count; begin += kTileTokens) {
       run.ForEach([&](auto& one) {
-        one.KeepBorder(begin);
+        one.StoreBoundaryState(begin);
         if (begin + kTileTokens < s.count) one.PassTile(s, begin);
       });
     }

@@ -1,4 +1,4 @@
-// The rules of one state per channel, with states of f32, bf16 and f16 tensors widened, and of f64.
+// Scans with one state per channel, in f32, to which 16-bit tensors are widened, or in f64.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/scan/kernels.h"
@@ -13,10 +13,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 
-HEED_PANELS_OF(, float)
-HEED_PANELS_OF(, double)
+HEED_ROW_COPIES_OF(, float)
+HEED_ROW_COPIES_OF(, double)
 
-// f.operator()<T, rule>() with the type that is computed in.
+// Calls f.operator()<T, rule>() with the compute type T.
 template <class F>
 auto WithRule(const Problem& p, const F& f) {
   const auto of = [&]<class T>() {

@@ -1,5 +1,5 @@
-// Transforms along rows of 16 lanes. What bounds them is the arithmetic while n numbers fit the
-// second cache, so stages go depth first: a quarter is finished while it is near.
+// Fourier transforms along rows of 16 lanes. As long as n numbers fit L2, arithmetic is the bound; so stages run depth
+// first, and each quarter is finished while it is in cache.
 #include "heed/engines/scan/fourier.h"
 
 #include "heed/core/targets.h"
@@ -50,14 +50,13 @@ HWY_INLINE Complex<V> Times(Complex<V> a, Complex<V> b) {
   return {hn::NegMulAdd(a.im, b.im, hn::Mul(a.re, b.re)), hn::MulAdd(a.re, b.im, hn::Mul(a.im, b.re))};
 }
 
-// a times the conjugate of b.
 template <class V>
 HWY_INLINE Complex<V> TimesConjugate(Complex<V> a, Complex<V> b) {
   return {hn::MulAdd(a.im, b.im, hn::Mul(a.re, b.re)), hn::NegMulAdd(a.re, b.im, hn::Mul(a.im, b.re))};
 }
 
 template <bool kInverse, class V>
-HWY_INLINE Complex<V> Turn(Complex<V> a, Complex<V> root) {
+HWY_INLINE Complex<V> Twiddled(Complex<V> a, Complex<V> root) {
   return kInverse ? TimesConjugate(a, root) : Times(a, root);
 }
 
@@ -77,8 +76,8 @@ HWY_INLINE Complex<V> SetRoot(D d, const hn::TFromD<D>* root) {
   return {hn::Set(d, root[0]), hn::Set(d, root[1])};
 }
 
-// Two levels of butterflies over rows that are `quarter` rows apart: decimation in frequency
-// forward, in time inverse, so that neither has to reverse bits.
+// Two levels of butterflies (radix 4) over rows that are `quarter` rows apart. The forward transform decimates in
+// frequency and the inverse in time, so that neither reverses bits.
 template <bool kInverse, class T>
 HWY_INLINE void Stage(const T* HWY_RESTRICT roots, size_t quarter, T* HWY_RESTRICT rows) {
   const Tag<T> d;
@@ -112,7 +111,7 @@ HWY_INLINE void Stage(const T* HWY_RESTRICT roots, size_t quarter, T* HWY_RESTRI
   }
 }
 
-// The last level where the number of levels is odd.
+// The last level if the number of levels is odd.
 template <class T>
 HWY_INLINE void Pair(T* HWY_RESTRICT rows) {
   const Tag<T> d;
@@ -136,7 +135,7 @@ void Rows(const T* HWY_RESTRICT roots, size_t size, T* HWY_RESTRICT rows) {
   if (kInverse) Stage<true>(roots, quarter, rows);
 }
 
-// Swaps rows and lanes of 16 rows: blocks as wide as a vector change places, transposed.
+// Transposes a tile of 16 rows and 16 lanes in squares of the width of a vector.
 template <class T>
 HWY_INLINE void TransposeTile(T* HWY_RESTRICT tile) {
   const Tag<T> d;
@@ -161,14 +160,14 @@ HWY_INLINE void TransposeTile(T* HWY_RESTRICT tile) {
 }
 
 template <bool kInverse, class T>
-HWY_INLINE void TurnTile(const FourierPlan<T>& plan, size_t tile, T* HWY_RESTRICT rows) {
+HWY_INLINE void ApplyTwiddles(const FourierPlan<T>& plan, size_t tile, T* HWY_RESTRICT rows) {
   const Tag<T> d;
   for (size_t l = 0; l < kLanes; ++l) {
-    const auto shared = SetRoot(d, plan.lane_turn.data() + (tile * kLanes + l) * 2);
+    const auto shared = SetRoot(d, plan.lane_twiddles.data() + (tile * kLanes + l) * 2);
     for (size_t c = 0; c < kLanes; c += hn::Lanes(d)) {
-      const auto own = LoadRow(d, plan.tile_turn.data() + l * kRow + c);
+      const auto own = LoadRow(d, plan.tile_twiddles.data() + l * kRow + c);
       T* p = rows + l * kRow + c;
-      StoreRow(Turn<kInverse>(LoadRow(d, p), Times(own, shared)), d, p);
+      StoreRow(Twiddled<kInverse>(LoadRow(d, p), Times(own, shared)), d, p);
     }
   }
 }
@@ -196,7 +195,7 @@ void SpectrumOf(const FourierPlan<T>& plan, const T* HWY_RESTRICT x, const T* HW
   for (size_t tile = 0; tile < num_rows / kLanes; ++tile) {
     T* rows = spectrum + tile * kLanes * kRow;
     TransposeTile(rows);
-    TurnTile<false>(plan, tile, rows);
+    ApplyTwiddles<false>(plan, tile, rows);
     Rows<false>(plan.short_stages.data(), kLanes, rows);
   }
 }
@@ -220,16 +219,16 @@ void ConvolutionOf(const FourierPlan<T>& plan, const T* a, const T* b, T* scratc
     const size_t begin = tile * kLanes * kRow;
     for (size_t i = begin; i < begin + kLanes * kRow; i += kRow) {
       for (size_t c = i; c < i + kLanes; c += hn::Lanes(d)) {
-        const auto of_a = LoadRow(d, a + c);
-        StoreRow(b == nullptr ? of_a : Times(of_a, LoadRow(d, b + c)), d, scratch + c);
+        const auto a_row = LoadRow(d, a + c);
+        StoreRow(b == nullptr ? a_row : Times(a_row, LoadRow(d, b + c)), d, scratch + c);
       }
     }
     Rows<true>(plan.short_stages.data(), kLanes, scratch + begin);
-    TurnTile<true>(plan, tile, scratch + begin);
+    ApplyTwiddles<true>(plan, tile, scratch + begin);
     TransposeTile(scratch + begin);
   }
   Rows<true>(plan.stages.data(), num_rows, scratch);
-  const auto scale = hn::Set(d, T(1) / static_cast<T>(plan.n));  // a power of two: exact
+  const auto scale = hn::Set(d, T(1) / static_cast<T>(plan.n));  // exact, because n is a power of two
   for (size_t j = 0; j < num_rows; ++j) {
     const auto w = SetRoot(d, plan.row_weight.data() + j * 2);
     for (size_t c = 0; c < kLanes; c += hn::Lanes(d)) {
@@ -272,7 +271,7 @@ HWY_AFTER_NAMESPACE();
 namespace heed::scan {
 namespace {
 
-// exp(2 pi i num / den), from an angle of less than one turn.
+// Appends exp(2 pi i num / den), with the angle reduced to less than 2 pi.
 template <class T>
 void AppendRoot(int64_t num, int64_t den, std::vector<T>& out) {
   const double angle = 2 * std::numbers::pi * static_cast<double>(num % den) / static_cast<double>(den);
@@ -291,7 +290,7 @@ std::vector<T> StagesOf(int64_t size) {
   return roots;
 }
 
-// The bits of `index`, an index below `size`, a power of two, in the opposite order.
+// Returns the bit reversal of `index` < `size`, a power of two.
 int64_t Reversed(int64_t index, int64_t size) {
   int64_t reversed = 0;
   for (; size > 1; size /= 2, index /= 2) reversed = 2 * reversed + index % 2;
@@ -303,7 +302,7 @@ int64_t Reversed(int64_t index, int64_t size) {
 template <class T>
 FourierPlan<T>::FourierPlan(int64_t length)
     : n(length), rows(length / kFourierLanes), lane_weight(2 * kFourierLanes), stages(StagesOf<T>(rows)),
-      short_stages(StagesOf<T>(kFourierLanes)), tile_turn(2 * kFourierLanes * kFourierLanes) {
+      short_stages(StagesOf<T>(kFourierLanes)), tile_twiddles(2 * kFourierLanes * kFourierLanes) {
   std::vector<T> root;
   for (int64_t l = 0; l < kFourierLanes; ++l) {
     root.clear();
@@ -313,8 +312,8 @@ FourierPlan<T>::FourierPlan(int64_t length)
     for (int64_t a = 0; a < kFourierLanes; ++a) {
       root.clear();
       AppendRoot(-l * Reversed(a, kFourierLanes), kMinFourierLength, root);
-      tile_turn[2 * l * kFourierLanes + a] = root[0];
-      tile_turn[(2 * l + 1) * kFourierLanes + a] = root[1];
+      tile_twiddles[2 * l * kFourierLanes + a] = root[0];
+      tile_twiddles[(2 * l + 1) * kFourierLanes + a] = root[1];
     }
   }
   for (int64_t j = 0; j < rows; ++j) AppendRoot(kFourierLanes * j, 4 * n, row_weight);
@@ -322,7 +321,7 @@ FourierPlan<T>::FourierPlan(int64_t length)
   const int64_t tiles = rows / kFourierLanes;
   for (int64_t tile = 0; tile < tiles; ++tile) {
     for (int64_t l = 0; l < kFourierLanes; ++l) {
-      AppendRoot(-l * Reversed(tile, tiles), n, lane_turn);
+      AppendRoot(-l * Reversed(tile, tiles), n, lane_twiddles);
     }
   }
 }

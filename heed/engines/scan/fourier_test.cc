@@ -27,7 +27,7 @@ std::vector<T> Normal(int64_t count, unsigned seed) {
   return values;
 }
 
-// The spectra of blocks of x, each with what it takes from the one before.
+// The spectra of blocks of x, each including its predecessor.
 template <class T>
 std::vector<std::vector<T>> Spectra(const FourierPlan<T>& plan, int64_t allowed_targets, std::vector<T> x,
                                     int64_t blocks) {
@@ -41,16 +41,16 @@ std::vector<std::vector<T>> Spectra(const FourierPlan<T>& plan, int64_t allowed_
   return spectra;
 }
 
-// The first `count` elements, of `a` as long as it likes and of b up to n.
+// The first `count` elements of the convolution of `a`, of any length, with b, of at most n elements.
 template <class T>
 std::vector<T> Convolved(const FourierPlan<T>& plan, int64_t allowed_targets, const std::vector<T>& a,
                          const std::vector<T>& b, int64_t count) {
   const int64_t blocks = (count + plan.n - 1) / plan.n;
-  auto of_b = Spectra(plan, allowed_targets, b, 1)[0];
+  auto b_spectrum = Spectra(plan, allowed_targets, b, 1)[0];
   std::vector<T> y(static_cast<size_t>(blocks * plan.n), std::numeric_limits<T>::quiet_NaN());
   T* block = y.data();
   for (auto& spectrum : Spectra(plan, allowed_targets, a, blocks)) {
-    Convolve(allowed_targets, plan, of_b.data(), spectrum.data(), spectrum.data(), block);
+    Convolve(allowed_targets, plan, b_spectrum.data(), spectrum.data(), spectrum.data(), block);
     block += plan.n;
   }
   y.resize(static_cast<size_t>(count));
@@ -58,7 +58,7 @@ std::vector<T> Convolved(const FourierPlan<T>& plan, int64_t allowed_targets, co
 }
 
 template <class T>
-std::vector<T> FromItsEnd(std::vector<T> x) {
+std::vector<T> ReversedCopy(std::vector<T> x) {
   std::reverse(x.begin(), x.end());
   return x;
 }
@@ -70,8 +70,8 @@ double Norm(const std::vector<T>& x) {
   return std::sqrt(sum);
 }
 
-// The largest error over the bound. In extended precision, so that the sum itself is no part of
-// the error of a transform in double precision.
+// The largest quotient of an error and its bound. Sums are in extended precision, so that their own errors are
+// negligible.
 template <class T>
 double ErrorOverBound(const FourierPlan<T>& plan, const std::vector<T>& a, const std::vector<T>& b,
                       const std::vector<T>& y) {
@@ -82,7 +82,7 @@ double ErrorOverBound(const FourierPlan<T>& plan, const std::vector<T>& a, const
       sum += static_cast<long double>(a[s]) * static_cast<long double>(b[t - s]);
     }
     const long double error = std::abs(sum - static_cast<long double>(y[t]));
-    if (!(error <= worst)) worst = error;  // a NaN stays
+    if (!(error <= worst)) worst = error;  // NaN propagates
   }
   const double unit = std::numeric_limits<T>::epsilon() / 2;
   const double bound = 13 * (std::log2(static_cast<double>(plan.n)) + 4) * unit * Norm(a) * Norm(b);
@@ -98,7 +98,7 @@ TYPED_TEST(FourierTest, AgreesWithTheSumWithinTheBoundAtEveryLength) {
   for (const std::string& target : AvailableTargets()) {
     for (int64_t n = kMinFourierLength; n <= 8192; n *= 2) {
       const FourierPlan<TypeParam> plan(n);
-      // Whole, one element, sizes that are no multiple of a row, and several blocks.
+      // All elements, one, numbers that are not multiples of a row, and several blocks.
       for (const auto& [la, lb, count] : {std::tuple(n, n, n),
                                           {n, int64_t{1}, n},
                                           {n - 3, n / 2 + 5, n - 7},
@@ -136,10 +136,10 @@ TYPED_TEST(FourierTest, ProductsAddUpBeforeOneTransform) {
   const int64_t n = 512;
   const FourierPlan<TypeParam> plan(n);
   const auto a = Normal<TypeParam>(2 * n, 4), b = Normal<TypeParam>(n, 5);
-  const auto of_a = Spectra(plan, -1, a, 2);
-  const auto of_b = Spectra(plan, -1, b, 1)[0];
+  const auto a_spectra = Spectra(plan, -1, a, 2);
+  const auto b_spectrum = Spectra(plan, -1, b, 1)[0];
   std::vector<TypeParam> sum(static_cast<size_t>(plan.spectrum_size())), y(static_cast<size_t>(n));
-  for (const auto& spectrum : of_a) AddProduct(-1, plan, spectrum.data(), of_b.data(), sum.data());
+  for (const auto& spectrum : a_spectra) AddProduct(-1, plan, spectrum.data(), b_spectrum.data(), sum.data());
   Convolve(-1, plan, sum.data(), nullptr, sum.data(), y.data());
   const auto whole = Convolved(plan, -1, a, b, 2 * n);
   const double unit = std::numeric_limits<TypeParam>::epsilon() / 2;
@@ -147,11 +147,11 @@ TYPED_TEST(FourierTest, ProductsAddUpBeforeOneTransform) {
   for (size_t t = 0; t < y.size(); ++t) EXPECT_NEAR(y[t], whole[t] + whole[t + y.size()], bound);
 }
 
-TYPED_TEST(FourierTest, GradientsAreConvolutionsOfWhatIsReadFromItsEnd) {
+TYPED_TEST(FourierTest, GradientsAreReversedConvolutions) {
   const int64_t n = 512;
   const FourierPlan<TypeParam> plan(n);
   const auto u = Normal<TypeParam>(n, 6), k = Normal<TypeParam>(n, 7), dy = Normal<TypeParam>(n, 8);
-  const auto du = Convolved(plan, -1, FromItsEnd(dy), k, n);
+  const auto du = Convolved(plan, -1, ReversedCopy(dy), k, n);
   const double unit = std::numeric_limits<TypeParam>::epsilon() / 2;
   const double bound = 13 * (std::log2(n) + 4) * unit * Norm(dy) * Norm(k);
   for (int64_t s = 0; s < n; ++s) {  // u_s contributes k_{t-s} to every y_t
@@ -166,12 +166,12 @@ TYPED_TEST(FourierTest, GradientsAreConvolutionsOfWhatIsReadFromItsEnd) {
     left += static_cast<double>(dy[t]) * y[t];
     right += static_cast<double>(du[n - 1 - t]) * u[t];
   }
-  // By Cauchy and Schwarz, twice: sqrt(n) times the bounds of both is what their norms are off by.
+  // The Cauchy-Schwarz inequality bounds the difference by sqrt(n) times both error bounds.
   EXPECT_NEAR(left, right, 2 * std::sqrt(static_cast<double>(n)) * bound * Norm(u));
 }
 
 TYPED_TEST(FourierTest, ThreadsShareOnePlan) {
-  constexpr int64_t kLength = 1 << 15;  // a length that no other test asks for
+  constexpr int64_t kLength = 1 << 15;  // a length that no other test uses
   std::vector<const FourierPlan<TypeParam>*> plans(4);
   std::vector<std::thread> threads;
   for (auto& plan : plans) threads.emplace_back([&] { plan = &SharedPlan<TypeParam>(kLength); });

@@ -1,11 +1,11 @@
-// Heads: products of a key's channel and a value's as rows through the modes of their head.
+// Heads of H3: the product of each key channel and each value channel passes through the modes of its head.
 //
-// Compiled once per SIMD target. A row is of one pair of channels, made where it is used, so that nothing
-// of all pairs and all tokens is ever stored. With x = k'_i v_j and y what becomes of it,
+// Compiled once per SIMD target. The row x_t = k'_t[i] v_t[j] of a pair is computed where it is used, so that nothing
+// is stored for all pairs and all tokens. With y = S4D(x) and dx the gradient of x,
 //
 //   o_j += q_i y,  dy = q_i do_j,  dq_i += y do_j,  dk'_i += v_j dx,  dv_j += k'_i dx
 //
-// are sums over rows, in the order of the other channel.
+// are sums over pairs, in ascending order of the other channel.
 #if defined(HEED_ENGINES_SCAN_HEADS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SCAN_HEADS_INL_H_
 #undef HEED_ENGINES_SCAN_HEADS_INL_H_
@@ -28,34 +28,33 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 
-// Two ways for a row of the c-th of heads in memory: inputs are written to Inputs(c), and gradients of
-// outputs to Gradients(c), of as many tokens as the sequence has.
+// RecurrentRows and ConvolvedRows compute S4D of a row of the c-th loaded head, by chunks of tokens or by a
+// convolution. Callers write inputs to Inputs(c) and gradients of outputs to Gradients(c).
 template <class T>
-class WalkedRows {
+class RecurrentRows {
  public:
   using Buffers = ModeBuffers<T>;
-  WalkedRows(Context&, const Problem& p, Buffers& buffers, const Strip& strip) : strip_(p, buffers, strip) {}
+  RecurrentRows(Context&, const Problem& p, Buffers& buffers, const ColumnBlock& block) : block_(p, buffers, block) {}
 
-  void Start(int64_t head, size_t heads, bool backward) { strip_.Prepare(head, heads, backward); }
+  void Start(int64_t head, size_t heads, bool backward) { block_.Prepare(head, heads, backward); }
   void Start(const Sequence&, int64_t, size_t) {}
-  T* Inputs(size_t c) const { return strip_.RowAt(c); }
-  T* Gradients(size_t c) const { return strip_.GradientsAt(c); }
+  T* Inputs(size_t c) const { return block_.RowAt(c); }
+  T* Gradients(size_t c) const { return block_.GradientsAt(c); }
   const T* Forward(const Sequence& s, int64_t head, size_t c, const Numbers& initial, const Numbers& final) {
-    strip_.RowForward(s, head, c, initial, final);
-    return strip_.RowAt(c);
+    block_.RowForward(s, head, c, initial, final);
+    return block_.RowAt(c);
   }
   const T* Backward(const scan::Gradients& g, const Sequence& s, int64_t head, size_t c, const Numbers& initial,
                     const Numbers& d_final, const Numbers& dinitial) {
-    strip_.RowBackward(g, s, head, c, initial, d_final, dinitial);
-    return strip_.GradientsAt(c);
+    block_.RowBackward(g, s, head, c, initial, d_final, dinitial);
+    return block_.GradientsAt(c);
   }
-  void StoreSums(const scan::Gradients& g, int64_t head, size_t heads) const { strip_.StoreSums(g, head, heads); }
+  void StoreSums(const scan::Gradients& g, int64_t head, size_t heads) const { block_.StoreSums(g, head, heads); }
 
  private:
-  ModeStrip<T> strip_;
+  ModeBlock<T> block_;
 };
 
-// Without states. Gradients go through convolutions from their end.
 template <class T>
 class ConvolvedRows {
  public:
@@ -67,22 +66,22 @@ class ConvolvedRows {
       if (backward) carver.Next(gradients, static_cast<int64_t>(this->pitch));
     }
   };
-  ConvolvedRows(Context& ctx, const Problem& p, Buffers& buffers, const Strip& strip)
-      : p_(p), b_(buffers), strip_(ctx, p, buffers, strip), shape_(p, 0) {}
+  ConvolvedRows(Context& ctx, const Problem& p, Buffers& buffers, const ColumnBlock& block)
+      : p_(p), b_(buffers), block_(ctx, p, buffers, block), shape_(p, 0) {}
 
   void Start(int64_t, size_t heads, bool backward) {
-    if (backward) strip_.ClearSums(heads);
+    if (backward) block_.ClearSums(heads);
   }
   void Start(const Sequence& s, int64_t head, size_t heads) {
     shape_ = RowShape<T>(p_, s.count);
-    strip_.Prepare(shape_, head, heads);
+    block_.Prepare(shape_, head, heads);
   }
-  T* Inputs(size_t c) const { return strip_.RowAt(c, shape_); }
+  T* Inputs(size_t c) const { return block_.RowAt(c, shape_); }
   T* Gradients(size_t) const { return b_.gradients; }
   const T* Forward(const Sequence& s, int64_t head, size_t c, const Numbers&, const Numbers&) {
     T* row = b_.rows + c * b_.pitch;
-    strip_.Complete(shape_, static_cast<size_t>(s.count), false, row);
-    strip_.Convolve(head, c, shape_, row);
+    block_.Complete(shape_, static_cast<size_t>(s.count), false, row);
+    block_.Convolve(head, c, shape_, row);
     return row;
   }
   const T* Backward(const scan::Gradients& g, const Sequence& s, int64_t head, size_t c, const Numbers&, const Numbers&,
@@ -90,25 +89,25 @@ class ConvolvedRows {
     const auto count = static_cast<size_t>(s.count);
     const size_t before = shape_.inputs - count;
     T* d_row = b_.d_rows + c * b_.pitch;
-    strip_.Complete(shape_, count, false, b_.rows + c * b_.pitch);
-    strip_.Complete(shape_, count, true, d_row);
+    block_.Complete(shape_, count, false, b_.rows + c * b_.pitch);
+    block_.Complete(shape_, count, true, d_row);
     std::reverse_copy(b_.gradients, b_.gradients + count, d_row + shape_.lead + before);
     scan::Gradients all = g;
-    all.dx = p_.x;  // whatever is asked for
-    strip_.RowBackward(all, head, c, shape_);
+    all.dx = p_.x;  // RowBackward() must compute it, even if dx is not wanted
+    block_.RowBackward(all, head, c, shape_);
     std::reverse_copy(d_row + before, d_row + before + count, b_.gradients);
     return b_.gradients;
   }
-  void StoreSums(const scan::Gradients& g, int64_t head, size_t heads) const { strip_.StoreSums(g, head, heads); }
+  void StoreSums(const scan::Gradients& g, int64_t head, size_t heads) const { block_.StoreSums(g, head, heads); }
 
  private:
   const Problem& p_;
   Buffers& b_;
-  RowStrip<T> strip_;
+  RowConvolution<T> block_;
   RowShape<T> shape_;
 };
 
-// to = x y, and to += x y.
+// to = x y, or to += x y with kAdds.
 template <bool kAdds, class T>
 HWY_NOINLINE HWY_ATTR void MultiplyRows(const T* x, const T* y, size_t count, T* to) {
   const hn::ScalableTag<T> d;
@@ -121,11 +120,11 @@ HWY_NOINLINE HWY_ATTR void MultiplyRows(const T* x, const T* y, size_t count, T*
 template <class T>
 struct HeadBuffers {
   size_t pitch = 0, lead = 0, tail = 0;
-  T *q, *k, *v, *taps;  // keys behind the tail, and before as many tokens of nothing
+  T *q, *k, *v, *taps;  // keys follow the tail, which follows zeros
   T* o;
-  // The backward pass alone has these.
-  T *keys, *dq, *dkeys, *dv;  // k' and its gradients
-  T* back;                    // those from their end; then the gradients of k
+  // Only for the backward pass.
+  T *keys, *dq, *dkeys, *dv;  // keys: k', dkeys: its gradients
+  T* back;                    // a row of dkeys reversed, then of the gradients of k
   double *dtaps, *dskip;
 
   void LayOut(const Problem& p, bool backward, Carver& carver) {
@@ -133,7 +132,7 @@ struct HeadBuffers {
     const size_t rows = ChannelsAtOnce(p) * static_cast<size_t>(p.head_channels);
     tail = num_taps - 1;
     lead = RoundedUp<T>(num_taps);
-    // Tokens have a lead before them and a tail behind; vectors of outputs may lie beyond.
+    // Tokens follow a lead and precede a tail; the last vector of outputs may be partial.
     pitch = RoundedUp<T>(static_cast<size_t>(MostTokens(p)) + tail) + lead + (kRowVectors + 1) * Lanes<T>();
     const auto next = [&](auto*& buffer, size_t elements) { carver.Next(buffer, static_cast<int64_t>(elements)); };
     for (T** row : {&q, &k, &v, &o}) next(*row, rows * pitch);
@@ -146,7 +145,7 @@ struct HeadBuffers {
   }
 };
 
-// The buffers of a thread, with a method for rows.
+// The scratch memory of one thread, with that of RecurrentRows or ConvolvedRows.
 template <class T, template <class> class Rows>
 struct HeadAndRowBuffers : HeadBuffers<T> {
   typename Rows<T>::Buffers rows;
@@ -158,14 +157,14 @@ struct HeadAndRowBuffers : HeadBuffers<T> {
 };
 
 template <class T, template <class> class Rows>
-class HeadStrip {
+class HeadBlock {
  public:
-  HeadStrip(Context& ctx, const Problem& p, HeadAndRowBuffers<T, Rows>& buffers, const Strip& strip)
-      : p_(p), b_(buffers), strip_(strip), rows_(ctx, p, buffers.rows, strip),
+  HeadBlock(Context& ctx, const Problem& p, HeadAndRowBuffers<T, Rows>& buffers, const ColumnBlock& block)
+      : p_(p), b_(buffers), block_(block), rows_(ctx, p, buffers.rows, block),
         channels_(static_cast<size_t>(p.head_channels)) {}
 
   void Forward(int64_t first, int64_t last) {
-    ForChannels(p_, strip_, [&](int64_t head, size_t heads) {
+    ForChannels(p_, block_, [&](int64_t head, size_t heads) {
       Start(head, heads, false);
       for (int64_t i = first; i < last; ++i) {
         const Sequence& s = p_.sequences[static_cast<size_t>(i)];
@@ -179,7 +178,7 @@ class HeadStrip {
   }
 
   void Backward(const Gradients& g) {
-    ForChannels(p_, strip_, [&](int64_t head, size_t heads) {
+    ForChannels(p_, block_, [&](int64_t head, size_t heads) {
       const size_t rows = heads * channels_;
       Start(head, heads, true);
       std::fill_n(b_.dtaps, rows * static_cast<size_t>(p_.num_key_taps), 0.0);
@@ -213,10 +212,10 @@ class HeadStrip {
   T* At(T* rows, size_t c, size_t channel) const { return rows + (c * channels_ + channel) * b_.pitch; }
   double* DTapsAt(size_t r) const { return b_.dtaps + r * static_cast<size_t>(p_.num_key_taps); }
 
-  // Tails are a sequence of their own, before the first token whichever way time goes.
+  // Tails are separate sequences, in ascending order of processing in both directions of time.
   Sequence TailOf(const Sequence& s) const { return {s.state, s.state, 0, p_.num_key_taps - 1}; }
 
-  // Rows from or to all channels of these heads: at once where they lie as those of one head do.
+  // Loads or stores the rows of all channels of these heads, at once if their strides are those of one larger head.
   template <bool kLoads>
   void Move(const Tokens& x, const Sequence& s, int64_t head, size_t heads, T* rows) const {
     if (x.data == nullptr) return;
@@ -226,11 +225,11 @@ class HeadStrip {
       const int64_t at = (head + static_cast<int64_t>(c)) * x.group;
       Tokens of = x;
       of.data = static_cast<const char*>(x.data) + at * static_cast<int64_t>(SizeOf(x.dtype));
-      const Piece piece = RowsOf(of, s, 0, at_once * channels_, false);
+      const MatrixView view = RowsOf(of, s, 0, at_once * channels_, false);
       if constexpr (kLoads) {
-        LoadPanel(piece, At(rows, c, 0), b_.pitch);
+        LoadRows(view, At(rows, c, 0), b_.pitch);
       } else {
-        StorePanel(At(rows, c, 0), b_.pitch, piece);
+        StoreRows(At(rows, c, 0), b_.pitch, view);
       }
     }
   }
@@ -240,15 +239,15 @@ class HeadStrip {
     const Numbers& x = p_.key_taps;
     const int64_t at = ChannelAt(head, 0) * x.channel;
     const char* data = static_cast<const char*>(x.data) + at * static_cast<int64_t>(SizeOf(x.dtype));
-    LoadPanel({data, x.dtype, x.channel, x.state, heads * channels_, static_cast<size_t>(p_.num_key_taps)}, b_.taps,
-              b_.lead);
+    LoadRows({data, x.dtype, x.channel, x.state, heads * channels_, static_cast<size_t>(p_.num_key_taps)}, b_.taps,
+             b_.lead);
   }
 
   void Load(const Sequence& s, int64_t head, size_t heads, T* k) const {
     Move<true>(p_.x, s, head, heads, b_.q);
     Move<true>(p_.value, s, head, heads, b_.v);
     for (size_t r = 0; r < heads * channels_; ++r) std::fill_n(k + r * b_.pitch, b_.lead, T{0});
-    // Panels end with whole vectors: keys take the place of what comes behind the tail.
+    // LoadRows() pads to whole vectors, so keys are loaded after the tail and overwrite its padding.
     if (b_.tail > 0) Move<true>(p_.initial_tail, TailOf(s), head, heads, k + b_.lead - b_.tail);
     Move<true>(p_.key, s, head, heads, k + b_.lead);
   }
@@ -257,7 +256,7 @@ class HeadStrip {
     Move<false>(p_.final_tail, TailOf(s), head, heads, const_cast<T*>(last));
   }
 
-  // A row of keys becomes one of k', from its begin on.
+  // Replaces a row of keys by k', which begins at the row's first element.
   HWY_ATTR void ConvolveKeys(int64_t channel, size_t r, size_t count, T* row) const {
     ConvolveRow(b_.taps + r * b_.lead, KeySkipAt(channel), ShapeOf(count), row);
   }
@@ -274,7 +273,7 @@ class HeadStrip {
     return shape;
   }
 
-  // States of channels i of keys and j of values.
+  // The states of key channel i and value channel j.
   static Numbers PairOf(const Numbers& x, size_t i, size_t j) {
     Numbers pair = x;
     if (x.data == nullptr) return pair;
@@ -326,7 +325,7 @@ class HeadStrip {
     }
   }
 
-  // Gradients of k' become those of taps, and of keys from the tail on.
+  // Computes the gradients of taps from those of k', and replaces these by the gradients of the tail and of keys.
   HWY_ATTR void KeyBackward(size_t count, int64_t channel, size_t r) const {
     const T* k = b_.k + r * b_.pitch;
     T* d_row = b_.dkeys + r * b_.pitch;
@@ -350,14 +349,14 @@ class HeadStrip {
 
   const Problem& p_;
   HeadAndRowBuffers<T, Rows>& b_;
-  const Strip strip_;
+  const ColumnBlock block_;
   Rows<T> rows_;
   const size_t channels_;
 };
 
 template <class F>
 auto WithRows(const Problem& p, const F& f) {
-  return p.has_taps ? f.template operator()<ConvolvedRows>() : f.template operator()<WalkedRows>();
+  return p.has_taps ? f.template operator()<ConvolvedRows>() : f.template operator()<RecurrentRows>();
 }
 
 template <class T>
@@ -365,8 +364,8 @@ void HeadsRun(Context& ctx, const Problem& p) {
   if (p.has_taps) MakePlans<T>(p);
   WithRows(p, [&]<template <class> class Rows>() {
     using Buffers = HeadAndRowBuffers<T, Rows>;
-    RowsForward<Buffers>(ctx, p, [&](Buffers& buffers, const Strip& strip, int64_t first, int64_t last) {
-      HeadStrip<T, Rows>(ctx, p, buffers, strip).Forward(first, last);
+    RowsForward<Buffers>(ctx, p, [&](Buffers& buffers, const ColumnBlock& block, int64_t first, int64_t last) {
+      HeadBlock<T, Rows>(ctx, p, buffers, block).Forward(first, last);
     });
   });
 }
@@ -376,13 +375,14 @@ void HeadsBackRun(Context& ctx, const Problem& p, const Gradients& g) {
   if (p.has_taps) MakePlans<T>(p);
   WithRows(p, [&]<template <class> class Rows>() {
     using Buffers = HeadAndRowBuffers<T, Rows>;
-    RowsBackward<Buffers>(
-        ctx, p, [&](Buffers& buffers, const Strip& strip) { HeadStrip<T, Rows>(ctx, p, buffers, strip).Backward(g); });
+    RowsBackward<Buffers>(ctx, p, [&](Buffers& buffers, const ColumnBlock& block) {
+      HeadBlock<T, Rows>(ctx, p, buffers, block).Backward(g);
+    });
   });
 }
 
 template <class T>
-int64_t HeadsNeed(const Problem& p, bool backward) {
+int64_t HeadsScratchBytes(const Problem& p, bool backward) {
   return WithRows(p, [&]<template <class> class Rows>() { return RowBytes<HeadAndRowBuffers<T, Rows>>(p, backward); });
 }
 

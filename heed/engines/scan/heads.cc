@@ -1,4 +1,4 @@
-// Products of heads through state spaces, in f32, to which 16-bit tensors are widened, and in f64.
+// Heads of H3, in f32, to which 16-bit tensors are widened, or in f64.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/scan/kernels.h"
@@ -22,7 +22,7 @@ void HeadsBackward(Context& ctx, const Problem& p, const Gradients& g) {
 }
 
 int64_t HeadsBytes(const Problem& p, bool backward) {
-  return WithCompute(p, [&](auto zero) { return HeadsNeed<decltype(zero)>(p, backward); });
+  return WithCompute(p, [&](auto zero) { return HeadsScratchBytes<decltype(zero)>(p, backward); });
 }
 
 Passes Heads() {
@@ -55,12 +55,12 @@ Reason Declines(const Context&, const Problem& p) {
 const Kernel kHeadsConvolution = {
     .name = "heads_convolution",
     .why =
-        "products of a head's channels, one pair after another, convolved with what its modes answer to one input of "
-        "1; 16-bit tensors widened, rows transposed where channels are contiguous",
+        "products of a head's channels, one pair after another, convolved with the impulse response of its modes; "
+        "16-bit tensors widened, rows transposed where channels are contiguous",
     .declines =
         [](const Context& ctx, const Problem& p) {
           const Reason reason = Declines(ctx, p);
-          return reason.empty() && !p.has_taps ? Reason{"computes modes that are made into taps"} : reason;
+          return reason.empty() && !p.has_taps ? Reason{"computes state spaces by convolution"} : reason;
         },
     .forward_passes = &Heads,
     .backward_passes = &Heads,

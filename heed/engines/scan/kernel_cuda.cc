@@ -1,4 +1,4 @@
-// The entry of the GPU kernel in the engine's list: what it takes, and its launches.
+// The entry of the GPU kernel in the list of kernels: the problems that it accepts, and its launches.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -17,16 +17,16 @@ constexpr char kName[] = "scan_cuda";
 // Blocks per SM in a backward launch: four at a time, four waves.
 constexpr int64_t kEnoughBlocks = 16;
 
-int64_t Blocks(int64_t size, int64_t of_each) { return (size + of_each - 1) / of_each; }
+int64_t Blocks(int64_t size, int64_t per_block) { return (size + per_block - 1) / per_block; }
 
 Reason Declines(const Context&, const Problem& p) {
   if (p.rule != Rule::kSelective) return {"computes selective scans"};
   if (const Reason reason = engine::DeclinesAllButF32(p.dtype); !reason.empty()) return reason;
   if (p.states > cuda::kMostStates) return {"computes up to 128 states of a channel"};
-  thread_local std::string of_device;  // owns the text until the next call
-  of_device = heed::cuda::Declines(p.device,
-                                   cuda::WithShape(p.states, [](auto shape) { return int64_t{shape.kForwardBytes}; }));
-  return {of_device.c_str()};
+  thread_local std::string reason;  // owns the text until the next call
+  reason = heed::cuda::Declines(p.device,
+                                cuda::WithShape(p.states, [](auto shape) { return int64_t{shape.kForwardBytes}; }));
+  return {reason.c_str()};
 }
 
 cuda::DeviceTokens OnDevice(const Tokens& t) { return {t.data, t.dtype, t.token, t.column, t.group}; }
@@ -62,7 +62,7 @@ class Launcher {
     const auto sequences = static_cast<int64_t>(p_.sequences.size());
     const heed::cuda::DeviceMemory sums = Memory<heed::cuda::Sum>(sequences * params.rows() * p_.channels);
     params.sums = static_cast<heed::cuda::Sum*>(sums.data());
-    const size_t together = SequencesTogether();
+    const size_t together = SequencesPerLaunch();
     for (size_t first = 0; first < p_.sequences.size(); first += together) {
       BackwardOf(first, std::min(together, p_.sequences.size() - first), g, params);
     }
@@ -107,7 +107,7 @@ class Launcher {
   }
   int64_t ChannelBlocks() const { return p_.groups * ChannelBlocksOfGroup(); }
   // Returns how many sequences keep the device busy. More in one launch would only take more memory.
-  size_t SequencesTogether() const {
+  size_t SequencesPerLaunch() const {
     heed::cuda::DeviceFacts facts;
     call_.Check(call_.library().examine(p_.device.index, &facts));
     const int64_t enough = Blocks(kEnoughBlocks * facts.num_sms, std::max<int64_t>(1, ChannelBlocks()));

@@ -1,4 +1,4 @@
-// Rows through state spaces: from token to token, or as taps that a convolution takes.
+// Rows through the state spaces of S4D: in chunks of tokens, or as the taps of a convolution.
 //
 // Compiled once per SIMD target.
 #if defined(HEED_ENGINES_SCAN_MODE_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -24,14 +24,14 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 
-// A channel's modes, and what its rows go through.
+// The scratch memory of one thread: rows of some channels, the tables of their modes, and sums of gradients.
 template <class T>
 struct ModeBuffers {
   size_t pitch;
   T *rows, *d_rows;
-  std::array<ModeTables<T>, kRowChannels> tables;  // of the channels in memory
+  std::array<ModeTables<T>, kRowChannels> tables;  // one per loaded channel
   std::array<ModeSums<T>, kRowChannels> sums;
-  T *h, *p, *written;  // rows of [2, width]: as ModesForward takes them
+  T *h, *p, *written;  // [Group + 1][2, width], as in ModesForward()
   ModeTrace<T> trace;
 
   void LayOut(const Problem& problem, bool backward, Carver& carver) {
@@ -55,8 +55,8 @@ void FillTables(const Problem& p, int64_t channel, bool chunks, bool backward, M
   if (chunks) FillChunkTables(backward, t);
 }
 
-// Real and imaginary parts stand side by side in a state, the modes of a channel too; a gradient's
-// imaginary parts count the other way round, as it is that of both parts.
+// Loads the state of a channel. Gradients in memory are those of the real and of the imaginary part, which is the
+// complex conjugate of the gradient g that modes-inl.h uses.
 template <class T>
 HWY_INLINE void LoadState(const Numbers& x, int64_t sequence, int64_t channel, size_t modes, size_t width,
                           bool gradient, T* h) {
@@ -82,41 +82,42 @@ HWY_INLINE void StoreState(const T* h, size_t modes, size_t width, bool gradient
 }
 
 template <class T>
-class ModeStrip {
+class ModeBlock {
  public:
-  ModeStrip(const Problem& p, ModeBuffers<T>& buffers, const Strip& strip)
-      : p_(p), b_(buffers), strip_(strip), modes_(static_cast<size_t>(p.states)), width_(PaddedModes(p)),
+  ModeBlock(const Problem& p, ModeBuffers<T>& buffers, const ColumnBlock& block)
+      : p_(p), b_(buffers), block_(block), modes_(static_cast<size_t>(p.states)), width_(PaddedModes(p)),
         has_chunks_(MostTokens(p) >= static_cast<int64_t>(kChunk)) {}
 
   void Forward(int64_t first, int64_t last) {
-    ForChannels(p_, strip_, [&](int64_t channel, size_t channels) {
+    ForChannels(p_, block_, [&](int64_t channel, size_t channels) {
       Prepare(channel, channels, false);
       for (int64_t i = first; i < last; ++i) {
         const Sequence& s = p_.sequences[static_cast<size_t>(i)];
-        LoadPanel(RowsOf(p_.x, s, channel, channels, false), b_.rows, b_.pitch);
+        LoadRows(RowsOf(p_.x, s, channel, channels, false), b_.rows, b_.pitch);
         for (size_t c = 0; c < channels; ++c) RowForward(s, channel, c, p_.initial, p_.final);
-        StorePanel(b_.rows, b_.pitch, RowsOf(p_.o, s, channel, channels, false));
+        StoreRows(b_.rows, b_.pitch, RowsOf(p_.o, s, channel, channels, false));
       }
     });
   }
 
   void Backward(const Gradients& g) {
-    ForChannels(p_, strip_, [&](int64_t channel, size_t channels) {
+    ForChannels(p_, block_, [&](int64_t channel, size_t channels) {
       Prepare(channel, channels, true);
       for (const Sequence& s : p_.sequences) {
-        LoadPanel(RowsOf(p_.x, s, channel, channels, false), b_.rows, b_.pitch);
-        LoadPanel(RowsOf(g.d_o, s, channel, channels, false), b_.d_rows, b_.pitch);
+        LoadRows(RowsOf(p_.x, s, channel, channels, false), b_.rows, b_.pitch);
+        LoadRows(RowsOf(g.d_o, s, channel, channels, false), b_.d_rows, b_.pitch);
         for (size_t c = 0; c < channels; ++c) {
           RowBackward(g, s, channel, c, p_.initial, g.d_final, g.dinitial);
         }
         if (g.dx.data == nullptr) continue;
-        StorePanel(b_.d_rows, b_.pitch, RowsOf(g.dx, s, channel, channels, false));
+        StoreRows(b_.d_rows, b_.pitch, RowsOf(g.dx, s, channel, channels, false));
       }
       StoreSums(g, channel, channels);
     });
   }
 
-  // Heads use this too: channels [channel, channel + channels), and a row of the c-th of them.
+  // HeadBlock uses the following too. Prepare() is for channels [channel, channel + channels), and row c is of the c-th
+  // of them.
   void Prepare(int64_t channel, size_t channels, bool backward) {
     for (size_t c = 0; c < channels; ++c) {
       FillTables(p_, channel + static_cast<int64_t>(c), has_chunks_, backward, b_.tables[c]);
@@ -156,14 +157,14 @@ class ModeStrip {
  private:
   const Problem& p_;
   ModeBuffers<T>& b_;
-  const Strip strip_;
+  const ColumnBlock block_;
   const size_t modes_, width_;
   const bool has_chunks_;
   double dskip_[kRowChannels] = {};
 };
 
-// A convolution takes this in place of taps: the responses of modes to one input of 1, and
-// from gradients of those the gradients of what makes them.
+// Taps for a convolution from modes, which are their impulse response; and the gradients of the modes from those of the
+// taps.
 template <class T>
 struct ModeTaps {
   ModeTables<T> tables;
@@ -184,7 +185,7 @@ struct ModeTaps {
     next(d_row, taps + kChunk);
   }
 
-  // The first `count` taps of a channel.
+  // Computes the first `count` taps of a channel.
   void Fill(const Problem& problem, int64_t channel, size_t count, T* taps) {
     FillTables(problem, channel, count >= kChunk, false, tables);
     SetImpulse(count, taps);
@@ -213,16 +214,16 @@ struct ModeTaps {
 template <class T>
 void ModesRun(Context& ctx, const Problem& p) {
   using Buffers = ModeBuffers<T>;
-  RowsForward<Buffers>(ctx, p, [&](Buffers& buffers, const Strip& strip, int64_t first, int64_t last) {
-    ModeStrip<T>(p, buffers, strip).Forward(first, last);
+  RowsForward<Buffers>(ctx, p, [&](Buffers& buffers, const ColumnBlock& block, int64_t first, int64_t last) {
+    ModeBlock<T>(p, buffers, block).Forward(first, last);
   });
 }
 
 template <class T>
 void ModesBackRun(Context& ctx, const Problem& p, const Gradients& g) {
   using Buffers = ModeBuffers<T>;
-  RowsBackward<Buffers>(ctx, p,
-                        [&](Buffers& buffers, const Strip& strip) { ModeStrip<T>(p, buffers, strip).Backward(g); });
+  RowsBackward<Buffers>(
+      ctx, p, [&](Buffers& buffers, const ColumnBlock& block) { ModeBlock<T>(p, buffers, block).Backward(g); });
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -1,18 +1,19 @@
-// State spaces whose modes do not depend on the token: chunks of 16 tokens by tables of a channel.
+// State spaces with constant modes (S4D): chunks of 16 tokens with tables per channel.
 //
-// Compiled once per SIMD target. With X the state before a chunk, u its inputs and U = sum_j a^(15-j) u_j
+// Compiled once per SIMD target. With X the state before a chunk, u its inputs and U = sum_j a^(15-j) u_j:
 //
 //   y_i = sum_{l <= i} K_l u_{i-l} + Re(2 c a^(i+1) X),  X <- a^16 X + b U,  K_l = Re(2 c b a^l)
 //
-// summed over modes: two products per mode and token, of which lanes are tokens, or modes. Tokens after
-// the last whole chunk go one by one. With P the gradient of the state after a chunk (of a complex number z
-// it is that g for which Re(g dz) is the change), V = sum_i a^i dy_i and R_l = sum_k dy_k u_{k-l}
+// summed over modes. This takes two products per mode and token, with tokens or modes in lanes. Tokens after the last
+// whole chunk are processed one by one. The gradient of a complex number z is the g for which Re(g dz) is the change of
+// the loss. With P the gradient of the state after a chunk, V = sum_i a^i dy_i and R_l = sum_k dy_k u_{k-l}:
 //
 //   du_i = sum_{k >= i} K_{k-i} dy_k + Re(b a^(15-i) P),  P <- a^16 P + 2 c a V
 //   g_a = 16 a^15 sum P X + b sum P U' + 2 c sum X V' + 2 b c sum_l l a^(l-1) R_l
 //   g_b = sum P U + 2 c sum_l a^l R_l,  g_c = 2 a sum X V + 2 b sum_l a^l R_l
 //
-// with U' and V' the derivatives of U and a V by a. Only the five sums and R are added up over chunks.
+// where the sums are over chunks, and U' and V' are the derivatives of U and of a V with respect to a. Only these five
+// sums and R are accumulated per chunk.
 #if defined(HEED_ENGINES_SCAN_MODES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SCAN_MODES_INL_H_
 #undef HEED_ENGINES_SCAN_MODES_INL_H_
@@ -27,7 +28,7 @@
 
 #include "heed/core/carver.h"
 #include "heed/engines/scan/discretisation-inl.h"
-#include "heed/engines/scan/panel-inl.h"
+#include "heed/engines/scan/matrix_view-inl.h"
 #include "heed/engines/scan/problem.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -36,36 +37,36 @@ namespace heed::scan::HWY_NAMESPACE {
 inline constexpr size_t kChunk = 16;
 inline constexpr size_t kChunksPerSum = kChunkTokens / kChunk;
 
-// Modes of a table's row: those beyond are zero.
+// The number of modes of a table's row, padded with zeros.
 inline size_t PaddedModes(const Problem& p) { return (static_cast<size_t>(p.states) + kChunk - 1) / kChunk * kChunk; }
 
-// The factors of the chunks of one channel. Rows of modes are real parts, then imaginary.
+// The tables of one channel. Rows of modes are `width` real parts, then `width` imaginary parts.
 template <class T>
 struct ModeTables {
   size_t modes, width;
-  ChannelModes of;  // in double
-  T *a, *b, *c;     // [2, width]; c is twice C
-  T* jump;          // a^16: [2, width]
-  T* returns;       // 2 c a: [2, width]
-  T* taps;          // 16 zeros, then K
-  T* reads;         // Re and -Im of 2 c a^(i+1): [modes, 2, 16]
-  T* powers;        // a^l: [16, 2, width]
-  // The backward pass alone has these.
-  T* taps_back;  // K from its end, then 16 zeros
-  T* writes;     // Re and -Im of b a^(15-i): [modes, 2, 16]
-  T* slopes;     // l a^(l-1): [17, 2, width]
+  ChannelModes exact;  // a, b, c and z in double
+  T *a, *b, *c;        // [2, width]; c: 2 C
+  T* jump;             // a^16: [2, width]
+  T* returns;          // 2 c a: [2, width]
+  T* taps;             // 16 zeros, then K
+  T* reads;            // Re and -Im of 2 c a^(i+1): [modes, 2, 16]
+  T* powers;           // a^l: [16, 2, width]
+  // Only for the backward pass.
+  T* reversed_taps;  // K reversed, then 16 zeros
+  T* writes;         // Re and -Im of b a^(15-i): [modes, 2, 16]
+  T* slopes;         // l a^(l-1): [17, 2, width]
 
   void LayOut(const Problem& p, bool backward, Carver& carver) {
     modes = static_cast<size_t>(p.states);
     width = PaddedModes(p);
-    of.LayOut(width, carver);
+    exact.LayOut(width, carver);
     const auto next = [&](T*& buffer, size_t elements) { carver.Next(buffer, static_cast<int64_t>(elements)); };
     for (T** row : {&a, &b, &c, &jump, &returns}) next(*row, 2 * width);
     next(taps, 2 * kChunk);
     next(reads, 2 * kChunk * width);
     next(powers, 2 * kChunk * width);
     if (!backward) return;
-    next(taps_back, 2 * kChunk);
+    next(reversed_taps, 2 * kChunk);
     next(writes, 2 * kChunk * width);
     next(slopes, 2 * (kChunk + 1) * width);
   }
@@ -76,21 +77,21 @@ HWY_INLINE void Narrow(const double* from, T* to, size_t count) {
   for (size_t i = 0; i < count; ++i) to[i] = static_cast<T>(from[i]);
 }
 
-// Numbers of single tokens; those of chunks are made of them.
+// Computes the tables for single tokens.
 template <class T>
 void FillTokenTables(const Problem& p, int64_t channel, ModeTables<T>& t) {
-  Discretise(p, channel, t.of);
-  Narrow(t.of.a, t.a, 2 * t.width);
-  Narrow(t.of.b, t.b, 2 * t.width);
-  for (size_t i = 0; i < 2 * t.width; ++i) t.c[i] = static_cast<T>(2 * t.of.c[i]);
+  Discretise(p, channel, t.exact);
+  Narrow(t.exact.a, t.a, 2 * t.width);
+  Narrow(t.exact.b, t.b, 2 * t.width);
+  for (size_t i = 0; i < 2 * t.width; ++i) t.c[i] = static_cast<T>(2 * t.exact.c[i]);
 }
 
-// Sixteen numbers in double: the powers of one mode.
+// The powers a^0 to a^15 of one mode.
 struct Powers {
   double re[kChunk], im[kChunk];
 };
 
-// a^0 to a^15: by squares, so that lanes are independent.
+// Computes powers by repeated squaring, so that the powers of one step are independent.
 HWY_INLINE void PowersOf(double a_re, double a_im, Powers& out) {
   out.re[0] = 1;
   out.im[0] = 0;
@@ -109,7 +110,7 @@ HWY_INLINE void PowersOf(double a_re, double a_im, Powers& out) {
 template <class T>
 HWY_NOINLINE HWY_ATTR void FillChunkTables(bool backward, ModeTables<T>& t) {
   double taps[kChunk] = {};
-  const ChannelModes& of = t.of;
+  const ChannelModes& exact = t.exact;
   std::fill_n(t.powers, 2 * kChunk * t.width, T{0});
   if (backward) std::fill_n(t.slopes, 2 * (kChunk + 1) * t.width, T{0});
   std::fill_n(t.jump, 2 * t.width, T{0});
@@ -117,12 +118,12 @@ HWY_NOINLINE HWY_ATTR void FillChunkTables(bool backward, ModeTables<T>& t) {
   for (size_t n = 0; n < t.modes; ++n) {
     const size_t m = t.width + n;
     Powers power;
-    PowersOf(of.a[n], of.a[m], power);
+    PowersOf(exact.a[n], exact.a[m], power);
     // 2 c a, and 2 c b.
-    const double read_re = 2 * (of.c[n] * of.a[n] - of.c[m] * of.a[m]);
-    const double read_im = 2 * (of.c[n] * of.a[m] + of.c[m] * of.a[n]);
-    const double tap_re = 2 * (of.c[n] * of.b[n] - of.c[m] * of.b[m]);
-    const double tap_im = 2 * (of.c[n] * of.b[m] + of.c[m] * of.b[n]);
+    const double read_re = 2 * (exact.c[n] * exact.a[n] - exact.c[m] * exact.a[m]);
+    const double read_im = 2 * (exact.c[n] * exact.a[m] + exact.c[m] * exact.a[n]);
+    const double tap_re = 2 * (exact.c[n] * exact.b[n] - exact.c[m] * exact.b[m]);
+    const double tap_im = 2 * (exact.c[n] * exact.b[m] + exact.c[m] * exact.b[n]);
     T* reads = t.reads + 2 * kChunk * n;
     for (size_t i = 0; i < kChunk; ++i) {
       taps[i] += tap_re * power.re[i] - tap_im * power.im[i];
@@ -136,14 +137,14 @@ HWY_NOINLINE HWY_ATTR void FillChunkTables(bool backward, ModeTables<T>& t) {
     t.returns[n] = static_cast<T>(read_re);
     t.returns[m] = static_cast<T>(read_im);
     const double last_re = power.re[kChunk - 1], last_im = power.im[kChunk - 1];
-    t.jump[n] = static_cast<T>(last_re * of.a[n] - last_im * of.a[m]);
-    t.jump[m] = static_cast<T>(last_re * of.a[m] + last_im * of.a[n]);
+    t.jump[n] = static_cast<T>(last_re * exact.a[n] - last_im * exact.a[m]);
+    t.jump[m] = static_cast<T>(last_re * exact.a[m] + last_im * exact.a[n]);
     if (!backward) continue;
     T* writes = t.writes + 2 * kChunk * n;
     for (size_t i = 0; i < kChunk; ++i) {
       const size_t l = kChunk - 1 - i;
-      writes[i] = static_cast<T>(of.b[n] * power.re[l] - of.b[m] * power.im[l]);
-      writes[kChunk + i] = static_cast<T>(-(of.b[n] * power.im[l] + of.b[m] * power.re[l]));
+      writes[i] = static_cast<T>(exact.b[n] * power.re[l] - exact.b[m] * power.im[l]);
+      writes[kChunk + i] = static_cast<T>(-(exact.b[n] * power.im[l] + exact.b[m] * power.re[l]));
       const auto order = static_cast<double>(i + 1);
       t.slopes[2 * (i + 1) * t.width + n] = static_cast<T>(order * power.re[i]);
       t.slopes[2 * (i + 1) * t.width + m] = static_cast<T>(order * power.im[i]);
@@ -152,11 +153,11 @@ HWY_NOINLINE HWY_ATTR void FillChunkTables(bool backward, ModeTables<T>& t) {
   std::fill_n(t.taps, kChunk, T{0});
   for (size_t i = 0; i < kChunk; ++i) t.taps[kChunk + i] = static_cast<T>(taps[i]);
   if (!backward) return;
-  std::fill_n(t.taps_back + kChunk, kChunk, T{0});
-  for (size_t i = 0; i < kChunk; ++i) t.taps_back[kChunk - 1 - i] = static_cast<T>(taps[i]);
+  std::fill_n(t.reversed_taps + kChunk, kChunk, T{0});
+  for (size_t i = 0; i < kChunk; ++i) t.reversed_taps[kChunk - 1 - i] = static_cast<T>(taps[i]);
 }
 
-// Vectors of a chunk's tokens.
+// The number of vectors of a chunk's tokens.
 template <class T>
 constexpr size_t ChunkVectors() {
   return Lanes<T>() < kChunk ? kChunk / Lanes<T>() : 1;
@@ -164,17 +165,17 @@ constexpr size_t ChunkVectors() {
 template <class T>
 using ChunkTag = hn::CappedTag<T, kChunk>;
 
-// Chunks that share what is loaded from tables: loads would bound one alone. A whole group's states
-// are known before its outputs, as they are sums over inputs.
+// The number of chunks that are computed together and share the loads from tables, which would be the bound for one
+// chunk. The states of a group are sums over inputs, so they are known before its outputs.
 template <class T>
 constexpr size_t Group() {
   return hn::MaxLanes(hn::ScalableTag<T>()) * sizeof(T) >= 64 ? 4 : 1;
 }
 
-// y = skip x + sum_j x_j taps[. - j] + Re(sum over modes of table rows and z), of the tokens of G chunks: from
-// taps shifted by one per token and from states, or gradients of states, z: [G, 2, width]. Tokens before
-// j, or of gradients after it, see nothing of x_j, even if it is NaN. skip x comes last: it may be far
-// larger than the sums, which would be rounded at its size at every term.
+// Computes the outputs of G chunks: y_i = skip x_i + sum_j taps[i - j] x_j + Re(sum over modes n of table[n][i] z_n),
+// with states z [G, 2, width]; or, with kGradient, the gradients of inputs from those of outputs and of states. x_j
+// does not reach tokens before j (for gradients, after j), even if it is NaN. skip x is added last, because it may be
+// much larger than the sums, to which every addition would add a rounding of that size.
 template <size_t G, bool kGradient, class T>
 HWY_INLINE void ChunkOutputs(const ModeTables<T>& t, const T* HWY_RESTRICT x, T skip, const T* taps,
                              const T* HWY_RESTRICT table, const T* HWY_RESTRICT z, T* HWY_RESTRICT y) {
@@ -211,12 +212,12 @@ HWY_INLINE void ChunkOutputs(const ModeTables<T>& t, const T* HWY_RESTRICT x, T 
     for (size_t v = 0; v < V; ++v) {
       const Vec sum = hn::Add(first[g][v], second[g][v]);
       const Vec own = hn::MulAdd(hn::Set(d, skip), hn::LoadU(d, x + g * kChunk + v * N), sum);
-      hn::StoreU(skip == 0 ? sum : own, d, y + g * kChunk + v * N);  // infinity times nothing is nothing
+      hn::StoreU(skip == 0 ? sum : own, d, y + g * kChunk + v * N);  // without a skip, 0 times infinity must not be NaN
     }
   }
 }
 
-// sums[k] = sum_j x_j tables[k][row_of(j)] of each of G chunks: [G, 2, width] with modes in lanes.
+// sums[k] = sum_j x_j tables[k][row_of(j)] for each of G chunks, [G, 2, width], with modes in lanes.
 template <size_t G, size_t kTables, class T, class RowOf>
 HWY_INLINE void ChunkSums(const ModeTables<T>& t, const T* HWY_RESTRICT x, const T* const (&tables)[kTables],
                           const RowOf& row_of, T* const (&sums)[kTables], size_t apart) {
@@ -247,7 +248,7 @@ HWY_INLINE void ChunkSums(const ModeTables<T>& t, const T* HWY_RESTRICT x, const
   }
 }
 
-// to = f z + g w, of complex rows of modes; `to` may be z.
+// to = f z + g w, for complex rows of modes; `to` may be z.
 template <class T>
 HWY_INLINE void Advance(size_t width, const T* f, const T* g, const T* w, const T* z, T* to) {
   const hn::ScalableTag<T> d;
@@ -261,7 +262,7 @@ HWY_INLINE void Advance(size_t width, const T* f, const T* g, const T* w, const 
   }
 }
 
-// sum += z w, likewise.
+// sum += z w, for complex rows of modes.
 template <class T>
 HWY_INLINE void AddProducts(size_t width, const T* z, const T* w, T* sum) {
   const hn::ScalableTag<T> d;
@@ -274,7 +275,7 @@ HWY_INLINE void AddProducts(size_t width, const T* z, const T* w, T* sum) {
   }
 }
 
-// One token: h = a h + b x; returns Re(2 c h).
+// Processes one token: h <- a h + b x. Returns Re(2 c h).
 template <class T>
 HWY_INLINE T OneToken(const ModeTables<T>& t, T x, T* h) {
   const hn::ScalableTag<T> d;
@@ -292,7 +293,7 @@ HWY_INLINE T OneToken(const ModeTables<T>& t, T x, T* h) {
   return hn::ReduceSum(d, y);
 }
 
-// G chunks of inputs become outputs; h: [G + 1, 2, width], the first of them given.
+// Replaces G chunks of inputs by outputs. h [G + 1, 2, width] begins with the state before them.
 template <size_t G, class T>
 HWY_INLINE void ChunksForward(const ModeTables<T>& t, T skip, T* h, T* written, T* row) {
   const size_t w = 2 * t.width;
@@ -306,8 +307,8 @@ HWY_INLINE void ChunksForward(const ModeTables<T>& t, T skip, T* h, T* written, 
   std::copy_n(h + G * w, w, h);
 }
 
-// A row of inputs becomes one of outputs. h, of [Group + 1, 2, width], begins with the state before
-// it, and then with that after it; written has as many rows less one.
+// Replaces a row of inputs by outputs. h [Group + 1, 2, width] begins with the state before the row, and on return with
+// the state after it; `written` is [Group, 2, width].
 template <class T>
 HWY_NOINLINE HWY_ATTR void ModesForward(const ModeTables<T>& t, T skip, size_t tokens, T* h, T* written, T* row) {
   constexpr size_t G = Group<T>();
@@ -320,10 +321,10 @@ HWY_NOINLINE HWY_ATTR void ModesForward(const ModeTables<T>& t, T skip, size_t t
   }
 }
 
-// The sums of a thread for one channel: in the compute type over 128 tokens, then in f64.
+// The sums of one channel's gradients: in the compute type over 128 tokens, then in f64.
 template <class T>
 struct ModeSums {
-  // Chunks have P X, P U', X V', P U and X V; single tokens what belongs to a, b and c.
+  // Sums over chunks of P X, P U', X V', P U and X V, and over single tokens of the gradients of a, b and c.
   enum Row : size_t { kPX, kPSlope, kXSlope, kPU, kXV, kOfA, kOfB, kOfC, kRows };
   T* sums;  // [kRows, 2, width]
   double* totals;
@@ -361,12 +362,12 @@ struct ModeSums {
   }
 };
 
-// The data that the backward pass of a row keeps.
+// The intermediate results of the backward pass of a row.
 template <class T>
 struct ModeTrace {
-  T* chunks;                             // X and U of each: [chunks, 2, 2, width]
-  T* tokens;                             // the states before each of the last tokens, and after: [16, 2, width]
-  T *v, *v_slope, *u_slope, *gradients;  // of a group: [Group, 2, width]
+  T* chunks;                             // X and U of each chunk: [chunks, 2, 2, width]
+  T* tokens;                             // states before and after the tokens that fill no chunk: [16, 2, width]
+  T *v, *v_slope, *u_slope, *gradients;  // V, V', U' and P of a group: [Group, 2, width]
 
   void LayOut(size_t width, int64_t most_tokens, Carver& carver) {
     const auto w = static_cast<int64_t>(2 * width);
@@ -377,8 +378,8 @@ struct ModeTrace {
   }
 };
 
-// One token back: p, the gradient of the state after it, becomes that of the state before it. Returns
-// Re(b (p + 2 c dy)).
+// Processes one token in reverse: p, the gradient of the state after it, is replaced by that of the state before it.
+// Returns Re(b (p + 2 c dy)).
 template <class T>
 HWY_INLINE T OneTokenBack(const ModeTables<T>& t, T x, T dy, const T* before, const T* after, const ModeSums<T>& sums,
                           T* p) {
@@ -387,19 +388,19 @@ HWY_INLINE T OneTokenBack(const ModeTables<T>& t, T x, T dy, const T* before, co
   const size_t w = t.width;
   const auto vx = hn::Set(d, x), vdy = hn::Set(d, dy);
   auto du = hn::Zero(d);
-  T *of_a = sums.At(Row::kOfA), *of_b = sums.At(Row::kOfB), *of_c = sums.At(Row::kOfC);
+  T *d_a = sums.At(Row::kOfA), *d_b = sums.At(Row::kOfB), *d_c = sums.At(Row::kOfC);
   for (size_t n = 0; n < w; n += Lanes<T>()) {
     const auto load = [&](const T* from) HWY_ATTR { return hn::LoadU(d, from + n); };
     const auto add = [&](T* to, auto value) HWY_ATTR { hn::StoreU(hn::Add(hn::LoadU(d, to + n), value), d, to + n); };
     const auto re = hn::MulAdd(load(t.c), vdy, load(p));
     const auto im = hn::MulAdd(load(t.c + w), vdy, load(p + w));
     const auto hr = load(before), hi = load(before + w);
-    add(of_a, hn::NegMulAdd(im, hi, hn::Mul(re, hr)));
-    add(of_a + w, hn::MulAdd(im, hr, hn::Mul(re, hi)));
-    add(of_b, hn::Mul(re, vx));
-    add(of_b + w, hn::Mul(im, vx));
-    add(of_c, hn::Mul(vdy, load(after)));
-    add(of_c + w, hn::Mul(vdy, load(after + w)));
+    add(d_a, hn::NegMulAdd(im, hi, hn::Mul(re, hr)));
+    add(d_a + w, hn::MulAdd(im, hr, hn::Mul(re, hi)));
+    add(d_b, hn::Mul(re, vx));
+    add(d_b + w, hn::Mul(im, vx));
+    add(d_c, hn::Mul(vdy, load(after)));
+    add(d_c + w, hn::Mul(vdy, load(after + w)));
     du = hn::NegMulAdd(load(t.b + w), im, hn::MulAdd(load(t.b), re, du));
     const auto ar = load(t.a), ai = load(t.a + w);
     hn::StoreU(hn::NegMulAdd(ai, im, hn::Mul(ar, re)), d, p + n);
@@ -413,7 +414,7 @@ template <class T>
 HWY_INLINE void AddLags(const T* HWY_RESTRICT u, const T* HWY_RESTRICT dy, T* HWY_RESTRICT lags) {
   const ChunkTag<T> d;
   constexpr size_t V = ChunkVectors<T>(), N = hn::MaxLanes(ChunkTag<T>());
-  T back[2 * kChunk] = {};  // u from its end, then zeros
+  T back[2 * kChunk] = {};  // u reversed, then zeros
   std::reverse_copy(u, u + kChunk, back);
   hn::Vec<ChunkTag<T>> sum[V];
   for (size_t v = 0; v < V; ++v) sum[v] = hn::LoadU(d, lags + v * N);
@@ -426,7 +427,8 @@ HWY_INLINE void AddLags(const T* HWY_RESTRICT u, const T* HWY_RESTRICT dy, T* HW
   for (size_t v = 0; v < V; ++v) hn::StoreU(sum[v], d, lags + v * N);
 }
 
-// G chunks of gradients of outputs, whose inputs are u, become those of inputs; p goes back over them.
+// Replaces the gradients of the outputs of G chunks by those of their inputs u, and advances p to the state before
+// them.
 template <size_t G, class T>
 HWY_INLINE void ChunksBackward(const ModeTables<T>& t, T skip, const T* u, const T* trace_of, const ModeTrace<T>& trace,
                                const ModeSums<T>& sums, T* p, T* d_row) {
@@ -449,11 +451,11 @@ HWY_INLINE void ChunksBackward(const ModeTables<T>& t, T skip, const T* u, const
     AddLags(u + g * kChunk, dy + g * kChunk, sums.lags);
     Advance(t.width, t.jump, t.returns, trace.v + g * w, p, p);
   }
-  ChunkOutputs<G, true>(t, dy, skip, t.taps_back + kChunk - 1, t.writes, trace.gradients, d_row);
+  ChunkOutputs<G, true>(t, dy, skip, t.reversed_taps + kChunk - 1, t.writes, trace.gradients, d_row);
 }
 
-// A row of gradients of outputs becomes one of inputs; p goes from the gradient of the state after it
-// to that of h, the state before it.
+// Replaces a row of gradients of outputs by those of inputs, and p, the gradient of the state after the row, by that of
+// h, the state before it.
 template <class T>
 HWY_NOINLINE HWY_ATTR void ModesBackward(const ModeTables<T>& t, T skip, size_t tokens, const T* row, T* d_row, T* h,
                                          T* p, const ModeTrace<T>& trace, const ModeSums<T>& sums) {
@@ -495,21 +497,21 @@ HWY_NOINLINE HWY_ATTR void ModesBackward(const ModeTables<T>& t, T skip, size_t 
   sums.Flush();
 }
 
-// The gradients of one channel's parameters from its sums.
+// Computes the gradients of one channel's parameters from its sums.
 template <class T>
 void StoreModeGradients(const Problem& p, const Gradients& g, int64_t channel, const ModeTables<T>& t,
                         const ModeSums<T>& sums) {
   using Row = ModeSums<T>;
-  const ChannelModes& of = t.of;
+  const ChannelModes& exact = t.exact;
   const auto store = [&](const Numbers& to, size_t n, int64_t part, double value) {
     if (to.data == nullptr) return;
     StoreDouble(to.dtype, const_cast<void*>(to.data),
                 channel * to.channel + static_cast<int64_t>(n) * to.state + part * to.part, value);
   };
-  double of_log_dt = 0;
+  double d_log_dt = 0;
   for (size_t n = 0; n < t.modes; ++n) {
-    const auto mode = [&](const double* row) { return Complex64{row[n], row[of.width + n]}; };
-    const Complex64 a = mode(of.a), b = mode(of.b), c = mode(of.c);
+    const auto mode = [&](const double* row) { return Complex64{row[n], row[exact.width + n]}; };
+    const Complex64 a = mode(exact.a), b = mode(exact.b), c = mode(exact.c);
     Complex64 power = {1, 0}, seen = {0, 0}, slope = {0, 0};  // sums of R_l a^l and of its derivative
     for (size_t l = 0; l < kChunk; ++l) {
       const double lag = sums.total_lags[l];
@@ -520,22 +522,22 @@ void StoreModeGradients(const Problem& p, const Gradients& g, int64_t channel, c
       }
     }
     // power is a^15.
-    const Complex64 of_a = static_cast<double>(kChunk) * (power * sums.Total(Row::kPX, n)) +
-                           b * sums.Total(Row::kPSlope, n) + 2 * (c * (sums.Total(Row::kXSlope, n) + b * slope)) +
-                           sums.Total(Row::kOfA, n);
-    const Complex64 of_b = sums.Total(Row::kPU, n) + 2 * (c * seen) + sums.Total(Row::kOfB, n);
-    const Complex64 of_c = 2 * (a * sums.Total(Row::kXV, n) + b * seen + sums.Total(Row::kOfC, n));
-    const RateGradients rates = GradientsOfRates(p.bilinear, of.dt, mode(of.z), a, b, of_a, of_b);
-    of_log_dt += rates.log_dt;
+    const Complex64 d_a = static_cast<double>(kChunk) * (power * sums.Total(Row::kPX, n)) +
+                          b * sums.Total(Row::kPSlope, n) + 2 * (c * (sums.Total(Row::kXSlope, n) + b * slope)) +
+                          sums.Total(Row::kOfA, n);
+    const Complex64 d_b = sums.Total(Row::kPU, n) + 2 * (c * seen) + sums.Total(Row::kOfB, n);
+    const Complex64 d_c = 2 * (a * sums.Total(Row::kXV, n) + b * seen + sums.Total(Row::kOfC, n));
+    const RateGradients rates = GradientsOfRates(p.bilinear, exact.dt, mode(exact.z), a, b, d_a, d_b);
+    d_log_dt += rates.log_dt;
     store(g.dlog_A_real, n, 0, rates.log_A_real);
     store(g.dA_imag, n, 0, rates.A_imag);
-    store(g.dC.constants, n, 0, of_c.re);
-    store(g.dC.constants, n, 1, -of_c.im);
+    store(g.dC.constants, n, 0, d_c.re);
+    store(g.dC.constants, n, 1, -d_c.im);
   }
-  store(g.dlog_dt, 0, 0, of_log_dt);
+  store(g.dlog_dt, 0, 0, d_log_dt);
 }
 
-// modes.cc compiles these, for all files of the engine.
+// modes.cc instantiates these, for all files of the engine.
 #ifndef HEED_MODES_OF
 #define HEED_MODES_OF(EXTERN, T)                                                                                 \
   EXTERN template void FillTokenTables(const Problem&, int64_t, ModeTables<T>&);                                 \

@@ -1,4 +1,4 @@
-// State spaces from token to token, in f32, to which 16-bit tensors are widened, and in f64.
+// State spaces of S4D in chunks of tokens, in f32, to which 16-bit tensors are widened, or in f64.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/scan/kernels.h"

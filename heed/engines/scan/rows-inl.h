@@ -1,4 +1,4 @@
-// Rows: channels one by one, tokens in lanes.
+// Rows: the tokens of one channel of a sequence. Channels are processed one by one, with tokens in lanes.
 //
 // Compiled once per SIMD target.
 #if defined(HEED_ENGINES_SCAN_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -15,72 +15,72 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
-#include "heed/engines/scan/panel-inl.h"
+#include "heed/engines/scan/matrix_view-inl.h"
 #include "heed/engines/scan/problem.h"
 #include "heed/engines/scan/tasks.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 
-// f(T()) with the type that is computed in.
+// Calls f(T()) with the compute type T.
 template <class F>
 auto WithCompute(const Problem& p, const F& f) {
   return p.dtype == DType::kF64 ? f(double{}) : f(float{});
 }
 
-// Channels of a task: where they are contiguous, as many as a line of memory has; heads have several.
+// Channels per task: as many as a cache line has. With kHeads these are heads, which have several channels each.
 inline constexpr size_t kRowChannels = 16;
 inline size_t ChannelsOfTask(const Problem& p) {
   if (p.rule != Rule::kHeads) return kRowChannels;
   const auto channels = static_cast<size_t>(std::max<int64_t>(p.head_channels, 1));
   return (kRowChannels + channels - 1) / channels;
 }
-// The number of these rows that are in memory at once.
+// The number of channels whose rows are loaded at once: several if channels are contiguous in memory.
 inline size_t ChannelsAtOnce(const Problem& p) {
   const bool gathers = std::abs(p.x.token) != 1 && std::abs(p.x.column) == 1;
   return gathers ? std::min(ChannelsOfTask(p), static_cast<size_t>(p.channels)) : 1;
 }
 
-// f(channel, channels) for those of a strip, as many as are in memory at once.
+// Calls f(channel, channels) for the channels of a column block, as many as are loaded at once.
 template <class F>
-HWY_INLINE void ForChannels(const Problem& p, const Strip& strip, const F& f) {
+HWY_INLINE void ForChannels(const Problem& p, const ColumnBlock& block, const F& f) {
   const auto at_once = static_cast<int64_t>(ChannelsAtOnce(p));
-  const int64_t end = strip.first + strip.channels;
-  for (int64_t channel = strip.first; channel < end; channel += at_once) {
+  const int64_t end = block.first + block.channels;
+  for (int64_t channel = block.first; channel < end; channel += at_once) {
     f(channel, static_cast<size_t>(std::min(at_once, end - channel)));
   }
 }
 
-// A sequence as a piece whose rows are channels. From its end, so that the last token comes first.
-inline Piece RowsOf(const Tokens& x, const Sequence& s, int64_t channel, size_t channels, bool from_end) {
-  const int64_t token = from_end ? s.first + s.count - 1 : s.first;
+// The view of a sequence whose rows are channels. With `reversed` tokens are reversed.
+inline MatrixView RowsOf(const Tokens& x, const Sequence& s, int64_t channel, size_t channels, bool reversed) {
+  const int64_t token = reversed ? s.first + s.count - 1 : s.first;
   const int64_t at = s.batch * x.batch + token * x.token + channel * x.column;
   const char* data = static_cast<const char*>(x.data);
   return {data + at * static_cast<int64_t>(SizeOf(x.dtype)),
           x.dtype,
           x.column,
-          from_end ? -x.token : x.token,
+          reversed ? -x.token : x.token,
           channels,
           static_cast<size_t>(s.count)};
 }
 
-// f(strip, first, last, worker) for strips of channels and runs of sequences: what belongs to channels is
-// prepared once per run, so there are no more of those than it takes to occupy all threads.
+// Calls f(block, first, last, worker) for column blocks and runs of sequences [first, last). Tables of channels are
+// computed once per run, so there are only as many runs as occupy all threads.
 template <class F>
-void ForStripsAndSequences(Context& ctx, const Problem& p, const F& f) {
-  const Strips strips(p, ChannelsOfTask(p));
+void ForBlocksAndSequences(Context& ctx, const Problem& p, const F& f) {
+  const ColumnBlocks blocks(p, ChannelsOfTask(p));
   const auto sequences = static_cast<int64_t>(p.sequences.size());
-  if (strips.size() == 0 || sequences == 0) return;
+  if (blocks.size() == 0 || sequences == 0) return;
   constexpr int64_t kTasksPerThread = 4;
-  const int64_t wanted = (kTasksPerThread * ctx.num_threads() + strips.size() - 1) / strips.size();
+  const int64_t wanted = (kTasksPerThread * ctx.num_threads() + blocks.size() - 1) / blocks.size();
   const int64_t runs = std::clamp<int64_t>(wanted, 1, sequences);
-  ctx.ParallelFor(runs * strips.size(), [&](int64_t task, int worker) {
-    const int64_t run = task / strips.size();
-    f(strips.At(task % strips.size()), run * sequences / runs, (run + 1) * sequences / runs, worker);
+  ctx.ParallelFor(runs * blocks.size(), [&](int64_t task, int worker) {
+    const int64_t run = task / blocks.size();
+    f(blocks.At(task % blocks.size()), run * sequences / runs, (run + 1) * sequences / runs, worker);
   });
 }
 
-// One thread's memory for rows.
+// The bytes of one thread's scratch memory.
 template <class Buffers>
 int64_t RowBytes(const Problem& p, bool backward) {
   Carver carver(nullptr);
@@ -89,33 +89,34 @@ int64_t RowBytes(const Problem& p, bool backward) {
   return carver.bytes();
 }
 
-// f(buffers, strip, first, last) for strips and runs of sequences.
+// Calls f(buffers, block, first, last) for column blocks and runs of sequences [first, last).
 template <class Buffers, class F>
 void RowsForward(Context& ctx, const Problem& p, const F& f) {
   ctx.ReserveScratch(static_cast<size_t>(RowBytes<Buffers>(p, false)));
-  ForStripsAndSequences(ctx, p, [&](const Strip& strip, int64_t first, int64_t last, int worker) {
+  ForBlocksAndSequences(ctx, p, [&](const ColumnBlock& block, int64_t first, int64_t last, int worker) {
     Carver carver(ctx.Scratch(worker));
     Buffers buffers;
     buffers.LayOut(p, false, carver);
-    f(buffers, strip, first, last);
+    f(buffers, block, first, last);
   });
 }
 
-// f(buffers, strip) for strips, each with all sequences, over which its gradients are sums.
+// Calls f(buffers, block) for column blocks, each with all sequences, over which its gradients are sums.
 template <class Buffers, class F>
 void RowsBackward(Context& ctx, const Problem& p, const F& f) {
   ctx.ReserveScratch(static_cast<size_t>(RowBytes<Buffers>(p, true)));
-  const Strips strips(p, ChannelsOfTask(p));
-  ctx.ParallelFor(strips.size(), [&](int64_t task, int worker) {
+  const ColumnBlocks blocks(p, ChannelsOfTask(p));
+  ctx.ParallelFor(blocks.size(), [&](int64_t task, int worker) {
     Carver carver(ctx.Scratch(worker));
     Buffers buffers;
     buffers.LayOut(p, true, carver);
-    f(buffers, strips.At(task));
+    f(buffers, blocks.At(task));
   });
 }
 
-// <x, dy> of rows of so many tokens, in the compute type over 128 of them; dy may come from its end.
-template <bool kFromEnd, class T>
+// Returns the dot product of two rows: in the compute type over 128 tokens, then in f64. With kReversed, dy is
+// reversed.
+template <bool kReversed, class T>
 HWY_NOINLINE HWY_ATTR double RowProduct(const T* x, const T* dy, size_t tokens) {
   const hn::ScalableTag<T> d;
   constexpr size_t N = Lanes<T>();
@@ -125,12 +126,12 @@ HWY_NOINLINE HWY_ATTR double RowProduct(const T* x, const T* dy, size_t tokens) 
     auto sum = hn::Zero(d);
     size_t t = begin;
     for (; t + N <= end; t += N) {
-      const auto v = kFromEnd ? hn::Reverse(d, hn::LoadU(d, dy + tokens - t - N)) : hn::LoadU(d, dy + t);
+      const auto v = kReversed ? hn::Reverse(d, hn::LoadU(d, dy + tokens - t - N)) : hn::LoadU(d, dy + t);
       sum = hn::MulAdd(hn::LoadU(d, x + t), v, sum);
     }
     total += static_cast<double>(hn::ReduceSum(d, sum));
     for (; t < end; ++t) {
-      total += static_cast<double>(x[t]) * static_cast<double>(dy[kFromEnd ? tokens - 1 - t : t]);
+      total += static_cast<double>(x[t]) * static_cast<double>(dy[kReversed ? tokens - 1 - t : t]);
     }
   }
   return total;
@@ -142,7 +143,7 @@ T SkipAt(const Problem& p, int64_t channel) {
   return static_cast<T>(LoadAsDouble(p.skip.dtype, p.skip.data, channel * p.skip.channel));
 }
 
-// One number, where it is asked for.
+// Stores one number if it is wanted.
 inline void StoreNumber(const Numbers& to, int64_t channel, int64_t state, double value) {
   if (to.data == nullptr) return;
   StoreDouble(to.dtype, const_cast<void*>(to.data), channel * to.channel + state * to.state, value);

@@ -1,13 +1,13 @@
-// The selective rule forward, whole or one token, for one dtype of states.
+// Selective scans, forward and one token, for one dtype of states.
 //
-// Compiled once per SIMD target. Lanes are channels: 16 states of one vector of channels stay in
-// registers while a tile of 16 tokens passes, B and C are broadcast, and y is a sum over
-// registers, never over lanes. Per vector of states and token
+// Compiled once per SIMD target. Lanes are channels. For one vector of channels, 16 states are in registers during a
+// tile of 16 tokens; B and C are broadcast, and y is a sum over registers, not over lanes. Per vector of states and
+// token:
 //
 //   h = 2^(s A log2 e) h + (s x) B,  y += C h
 //
-// which is an exponential, the bound with 9 of 13 operations. States beyond 16 are taken in turn,
-// y going through memory in the same order.
+// The exponential is the bound, with 9 of 13 operations. If there are more than 16 states, they are processed 16 at a
+// time, with y in memory, in the same order of additions.
 #if defined(HEED_ENGINES_SCAN_SELECTIVE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SCAN_SELECTIVE_INL_H_
 #undef HEED_ENGINES_SCAN_SELECTIVE_INL_H_
@@ -27,7 +27,7 @@
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
 #include "heed/engines/scan/decay-inl.h"
-#include "heed/engines/scan/panel-inl.h"
+#include "heed/engines/scan/matrix_view-inl.h"
 #include "heed/engines/scan/kernels.h"
 #include "heed/engines/scan/problem.h"
 #include "heed/engines/scan/tasks.h"
@@ -43,21 +43,21 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 
 inline constexpr size_t kTile = static_cast<size_t>(kTileTokens);
 
-// States in registers; fewer where there are no more.
+// The maximal number of states in registers.
 inline constexpr size_t kManyStates = static_cast<size_t>(hs::kShapes.scan_states);
 
-// The data that a pass over a tile stores.
-enum class Leaves { kOutputs, kStates, kTrace };
+// The results that a pass over a tile stores.
+enum class Stores { kOutputs, kStates, kTrace };
 
-// Constants of a strip of channels, and its states: [states][width], or [width].
+// Constants and states of a column block, [states][width] or [width].
 template <class T>
-struct StripBuffers {
-  T *A, *h;  // A log2 e
-  T *B, *C;  // where they are constants
+struct BlockBuffers {
+  T *A, *h;  // A: A log2 e
+  T *B, *C;  // only if they are constants
   T *skip, *bias;
 
   void LayOut(const Problem& p, Carver& carver) {
-    constexpr auto width = static_cast<int64_t>(StripWidth<T>());
+    constexpr auto width = static_cast<int64_t>(BlockWidth<T>());
     carver.Next(A, p.states * width);
     carver.Next(h, p.states * width);
     carver.Next(B, p.B.constants.data != nullptr ? p.states * width : 0);
@@ -67,33 +67,32 @@ struct StripBuffers {
   }
 };
 
-// Panels of the tile in hand, a row per token.
+// The rows of the current tile, one per token.
 template <class T>
 struct TileBuffers {
-  T *steps, *inputs, *y, *gate;  // of the strip's width: s, s x, y, z
-  T *B, *C;                      // of the states, where they are of tokens
+  T *steps, *inputs, *y, *gate;  // [width]: s, s x, y, z
+  T *B, *C;                      // [states], unless they are constants
 
   void LayOut(const Problem& p, Carver& carver) {
-    constexpr auto width = static_cast<int64_t>(StripWidth<T>());
+    constexpr auto width = static_cast<int64_t>(BlockWidth<T>());
     const auto states = static_cast<int64_t>(RoundedUp<T>(static_cast<size_t>(p.states)));
-    for (T** panel : {&steps, &inputs, &y, &gate}) carver.Next(*panel, kTileTokens * width);
+    for (T** rows : {&steps, &inputs, &y, &gate}) carver.Next(*rows, kTileTokens * width);
     carver.Next(B, kTileTokens * states);
     carver.Next(C, kTileTokens * states);
   }
 };
 
-// The backward pass needs this of the states in registers, for one vector of channels.
+// The results that the backward pass needs, for one vector of channels and its states in registers.
 template <class T>
 struct Trace {
-  // [kTile][states in registers][3][lanes]: a as (1 + f) 2^n, f and 2^n, and a h_{t-1}. In one
-  // array: three would be a multiple of 4 KiB apart, where loads wait for stores.
+  // [kTile][states in registers][3][lanes]: f and 2^n with a = (1 + f) 2^n, and a h_{t-1}. Three arrays would be a
+  // multiple of 4 KiB apart, so that loads would wait for stores.
   T* kept;
   T* dy;      // [kTile][width]
-  T* C_sums;  // [kTile][states][lanes], dy h summed over vectors; of constants
-              // [states][width], summed over tokens
+  T* C_sums;  // dy h summed over vectors, [kTile][states][lanes]; if C is constant, summed over tokens, [states][width]
 };
 
-// f(count) for runs of as many states as stand in registers at once.
+// Calls f(first state, number of states as an integral constant) for runs of states that fit the registers.
 template <class F>
 HWY_INLINE void ForEachRun(size_t states, const F& f) {
   size_t n = 0;
@@ -106,80 +105,80 @@ HWY_INLINE void ForEachRun(size_t states, const F& f) {
   for (; n < states; ++n) f(n, std::integral_constant<size_t, 1>());
 }
 
-// A strip of channels.
+// A column block of channels.
 template <class T>
-class SelectiveStrip {
+class SelectiveBlock {
  public:
-  SelectiveStrip(const Problem& p, const TileBuffers<T>& tile, const StripBuffers<T>& buffers, const Strip& strip)
-      : p_(p), tile_(tile), b_(buffers), strip_(strip), channels_(static_cast<size_t>(strip.channels)),
+  SelectiveBlock(const Problem& p, const TileBuffers<T>& tile, const BlockBuffers<T>& buffers, const ColumnBlock& block)
+      : p_(p), tile_(tile), b_(buffers), block_(block), channels_(static_cast<size_t>(block.channels)),
         vectors_((channels_ + N - 1) / N), states_(static_cast<size_t>(p.states)), row_(RoundedUp<T>(states_)) {
-    LoadPanel(PieceOf(p.A, 0, states_, strip.first, channels_), b_.A, kWidth);
+    LoadRows(ViewOf(p.A, 0, states_, block.first, channels_), b_.A, kWidth);
     const auto log2e = hn::Set(d_, static_cast<T>(hs::kLog2E));
     for (size_t n = 0; n < states_; ++n) {
       for (size_t v = 0; v < vectors_; ++v) {
         T* at = b_.A + n * kWidth + v * N;
-        hn::Store(AtLeastForgotten(d_, hn::Mul(hn::Load(d_, at), log2e)), d_, at);
+        hn::Store(ClampLog2Decay(d_, hn::Mul(hn::Load(d_, at), log2e)), d_, at);
       }
     }
     for (const auto& [numbers, to] : {std::pair(&p.skip, b_.skip), {&p.bias, b_.bias}}) {
       if (numbers->data == nullptr) {
-        ClearPanel(to, kWidth, 1, channels_);
+        ClearRows(to, kWidth, 1, channels_);
       } else {
-        LoadPanel(PieceOf(*numbers, 0, 1, strip.first, channels_), to, kWidth);
+        LoadRows(ViewOf(*numbers, 0, 1, block.first, channels_), to, kWidth);
       }
     }
     for (const auto& [weights, to] : {std::pair(&p.B, b_.B), {&p.C, b_.C}}) {
       if (weights->constants.data == nullptr) continue;
-      LoadPanel(PieceOf(weights->constants, 0, states_, strip.first, channels_), to, kWidth);
+      LoadRows(ViewOf(weights->constants, 0, states_, block.first, channels_), to, kWidth);
     }
   }
 
-  int64_t group() const { return strip_.group; }
+  int64_t group() const { return block_.group; }
 
   void LoadState(const Sequence& s) const {
-    if (p_.initial.data == nullptr) return ClearPanel(b_.h, kWidth, states_, channels_);
-    LoadPanel(PieceOf(p_.initial, s.state, states_, strip_.first, channels_), b_.h, kWidth);
+    if (p_.initial.data == nullptr) return ClearRows(b_.h, kWidth, states_, channels_);
+    LoadRows(ViewOf(p_.initial, s.state, states_, block_.first, channels_), b_.h, kWidth);
   }
   void StoreState(const Sequence& s, const Numbers& to) const {
     if (to.data == nullptr) return;
-    StorePanel(b_.h, kWidth, PieceOf(to, s.state, states_, strip_.first, channels_));
+    StoreRows(b_.h, kWidth, ViewOf(to, s.state, states_, block_.first, channels_));
   }
 
-  // B and C of a tile, for all strips of this group.
+  // Loads B and C of a tile, which all column blocks of the group share.
   void LoadWeights(const Sequence& s, int64_t begin) const {
     for (const auto& [weights, to] : {std::pair(&p_.B, tile_.B), {&p_.C, tile_.C}}) {
       if (weights->constants.data != nullptr) continue;
-      LoadPanel(PieceOf(weights->tokens, s, begin, TokensAt(s, begin), strip_.group, 0, states_), to, row_);
+      LoadRows(ViewOf(weights->tokens, s, begin, TokensAt(s, begin), block_.group, 0, states_), to, row_);
     }
   }
 
-  // Outputs of a tile, while the memory of the strip that comes next is asked for.
-  void Forward(const Sequence& s, int64_t begin, const SelectiveStrip& next, int64_t begin_of_next) {
+  // Computes the outputs of a tile, and prefetches the tile of `next` that begins at `begin_of_next`.
+  void Forward(const Sequence& s, int64_t begin, const SelectiveBlock& next, int64_t begin_of_next) {
     const size_t tokens = TokensAt(s, begin);
     LoadTile(s, begin, tokens, tile_.inputs);
-    next.Expected(s, begin_of_next, {&p_.x, &p_.delta, &p_.o, &p_.gate}, next_);
-    for (size_t v = 0; v < vectors_; ++v) Advance<Leaves::kOutputs>(v, tokens);
+    next.FindLines(s, begin_of_next, {&p_.x, &p_.delta, &p_.o, &p_.gate}, next_);
+    for (size_t v = 0; v < vectors_; ++v) Advance<Stores::kOutputs>(v, tokens);
     if (p_.gate.data != nullptr) {
-      LoadPanel(PieceOf(p_.gate, s, begin, tokens, 0, strip_.first, channels_), tile_.gate, kWidth);
+      LoadRows(ViewOf(p_.gate, s, begin, tokens, 0, block_.first, channels_), tile_.gate, kWidth);
       ForEachVector(tokens, [&](size_t at) HWY_ATTR {
         const auto silu = hs::Silu(d_, hn::Load(d_, tile_.gate + at));
         hn::Store(hn::Mul(hn::Load(d_, tile_.y + at), silu), d_, tile_.y + at);
       });
     }
-    StorePanel(tile_.y, kWidth, PieceOf(p_.o, s, begin, tokens, 0, strip_.first, channels_));
+    StoreRows(tile_.y, kWidth, ViewOf(p_.o, s, begin, tokens, 0, block_.first, channels_));
   }
 
  protected:
   using D = hn::ScalableTag<T>;
   using V = hn::Vec<D>;
   static constexpr size_t N = Lanes<T>();
-  static constexpr size_t kWidth = StripWidth<T>();
+  static constexpr size_t kWidth = BlockWidth<T>();
 
   static size_t TokensAt(const Sequence& s, int64_t begin) {
     return static_cast<size_t>(std::min(kTileTokens, s.count - begin));
   }
 
-  // f(offset in a panel) for each vector of the tile.
+  // Calls f(offset in rows of the tile) for each vector.
   template <class F>
   HWY_INLINE void ForEachVector(size_t tokens, const F& f) const {
     for (size_t t = 0; t < tokens; ++t) {
@@ -187,23 +186,23 @@ class SelectiveStrip {
     }
   }
 
-  // The lines of a tile of these tensors; of one beyond the sequence, none.
-  void Expected(const Sequence& s, int64_t begin, std::initializer_list<const Tokens*> tensors,
-                NextLines* lines) const {
+  // Finds the cache lines of these tensors' tile. A tile beyond the sequence has none.
+  void FindLines(const Sequence& s, int64_t begin, std::initializer_list<const Tokens*> tensors,
+                 NextLines* lines) const {
     for (const Tokens* x : tensors) {
       *lines++ = begin < 0 || begin >= s.count || x->data == nullptr
                      ? NextLines()
-                     : NextLines(PieceOf(*x, s, begin, TokensAt(s, begin), 0, strip_.first, channels_), N);
+                     : NextLines(ViewOf(*x, s, begin, TokensAt(s, begin), 0, block_.first, channels_), N);
     }
   }
 
-  // s, s x, and D x in the place of y; x in a panel that may be that of s x.
-  void LoadTile(const Sequence& s, int64_t begin, size_t tokens, T* x_panel) const {
-    LoadPanel(PieceOf(p_.x, s, begin, tokens, 0, strip_.first, channels_), x_panel, kWidth);
-    LoadPanel(PieceOf(p_.delta, s, begin, tokens, 0, strip_.first, channels_), tile_.steps, kWidth);
+  // Computes s, s x, and D x, which initialises y. `x_rows` receives x and may be the rows of s x.
+  void LoadTile(const Sequence& s, int64_t begin, size_t tokens, T* x_rows) const {
+    LoadRows(ViewOf(p_.x, s, begin, tokens, 0, block_.first, channels_), x_rows, kWidth);
+    LoadRows(ViewOf(p_.delta, s, begin, tokens, 0, block_.first, channels_), tile_.steps, kWidth);
     ForEachVector(tokens, [&](size_t at) HWY_ATTR {
       const size_t channel = at % kWidth;
-      const V x = hn::Load(d_, x_panel + at);
+      const V x = hn::Load(d_, x_rows + at);
       V step = hn::Add(hn::Load(d_, tile_.steps + at), hn::Load(d_, b_.bias + channel));
       if (p_.softplus) step = hs::Softplus(d_, step);
       hn::Store(step, d_, tile_.steps + at);
@@ -212,21 +211,21 @@ class SelectiveStrip {
     });
   }
 
-  // A tile's tokens on vector `v` of the channels.
-  template <Leaves kLeaves>
+  // Advances the states of vector `v` of the channels over the tokens of a tile.
+  template <Stores kStores>
   HWY_INLINE void Advance(size_t v, size_t tokens) const {
     ForEachRun(states_, [&](size_t n, auto count) HWY_ATTR {
       if (has_constants()) {
-        AdvanceRun<kLeaves, count, true>(v, n, tokens);
+        AdvanceRun<kStores, count, true>(v, n, tokens);
       } else {
-        AdvanceRun<kLeaves, count, false>(v, n, tokens);
+        AdvanceRun<kStores, count, false>(v, n, tokens);
       }
     });
   }
 
   bool has_constants() const { return p_.B.constants.data != nullptr || p_.C.constants.data != nullptr; }
 
-  // The factors by which states n, n + 1, ... of this vector are written or read at a token.
+  // B or C of state n at a token, for vector `v` of the channels.
   template <bool kConstants>
   HWY_INLINE V WeightOf(const Weights& weights, const T* constants, const T* row, size_t v, size_t n) const {
     if constexpr (kConstants) {
@@ -235,7 +234,7 @@ class SelectiveStrip {
     return hn::Set(d_, row[n]);
   }
 
-  // The decay of state n of a run; of kDecays states at a time, which `ahead` keeps.
+  // The decay of state n of a run. kDecays decays are computed at a time and stored in `ahead`.
   template <size_t kDecays>
   HWY_INLINE Decay<V> NextDecay(V step, const T* HWY_RESTRICT A, size_t n, Decay<V>* ahead) const {
     if constexpr (kDecays == 1) {
@@ -252,22 +251,22 @@ class SelectiveStrip {
     }
   }
 
-  template <Leaves kLeaves, size_t kCount, bool kConstants>
+  template <Stores kStores, size_t kCount, bool kConstants>
   HWY_NOINLINE HWY_ATTR void AdvanceRun(size_t v, size_t first, size_t tokens) const {
-    // Pointers of their own: after any store of a vector the compiler would read members again.
+    // Local pointers, because the compiler would reload members after every store of a vector.
     const T* HWY_RESTRICT A = b_.A + first * kWidth + v * N;
     const T *HWY_RESTRICT steps = tile_.steps + v * N, *HWY_RESTRICT inputs = tile_.inputs + v * N;
     const auto behind = [](T* rows, size_t elements) { return rows == nullptr ? nullptr : rows + elements; };
-    const T* HWY_RESTRICT dys = behind(trace_.dy, v * N);  // null but for a trace
+    const T* HWY_RESTRICT dys = behind(trace_.dy, v * N);  // null without a trace
     T* HWY_RESTRICT ys = tile_.y + v * N;
     const T *HWY_RESTRICT rowB = tile_.B, *HWY_RESTRICT rowC = tile_.C;
     T* HWY_RESTRICT trace = trace_.kept;
-    // Tokens have a row each; constants have always the same.
+    // There is a row of sums per token, or a single one for constants.
     const bool C_is_constant = kConstants && p_.C.constants.data != nullptr;
     const size_t sums_per_token = C_is_constant ? 0 : states_ * N;
     const size_t sums_per_state = C_is_constant ? kWidth : N;
     T* HWY_RESTRICT sums = behind(trace_.C_sums, (C_is_constant ? v * N : 0) + first * sums_per_state);
-    const NextLines asked[] = {next_[0], next_[1], next_[2], next_[3]};
+    const NextLines next[] = {next_[0], next_[1], next_[2], next_[3]};
     const size_t row = row_;
     T* state = b_.h + first * kWidth + v * N;
     constexpr size_t kDecays = HWY_MIN(kCount, static_cast<size_t>(hs::kShapes.scan_decays));
@@ -277,29 +276,29 @@ class SelectiveStrip {
     for (size_t t = 0; t < tokens; ++t, rowB += row, rowC += row) {
       const V step = hn::Load(d_, steps + t * kWidth), input = hn::Load(d_, inputs + t * kWidth);
       if (first == 0) {
-        for (const NextLines& lines : asked) lines.Ask(v, static_cast<int64_t>(t));
+        for (const NextLines& lines : next) lines.Prefetch(v, static_cast<int64_t>(t));
       }
       V y = hn::Load(d_, ys + t * kWidth), dy = hn::Zero(d_);
-      if constexpr (kLeaves == Leaves::kTrace) dy = hn::Load(d_, dys + t * kWidth);
+      if constexpr (kStores == Stores::kTrace) dy = hn::Load(d_, dys + t * kWidth);
       Decay<V> decays[kDecays];
       HWY_UNROLL(16)
       for (size_t n = 0; n < kCount; ++n) {
         const Decay<V> decay = NextDecay<kDecays>(step, A, n, decays);
         const V kept = Decayed(d_, decay, h[n]);
         h[n] = hn::MulAdd(input, WeightOf<kConstants>(p_.B, b_.B, rowB, v, first + n), kept);
-        if constexpr (kLeaves == Leaves::kTrace) {
+        if constexpr (kStores == Stores::kTrace) {
           hn::Store(decay.fraction, d_, trace + 3 * n * N);
           hn::Store(PowerOf(d_, decay), d_, trace + (3 * n + 1) * N);
           hn::Store(kept, d_, trace + (3 * n + 2) * N);
           T* sum = sums + n * (kConstants ? sums_per_state : N);
           hn::Store(hn::MulAdd(dy, h[n], hn::Load(d_, sum)), d_, sum);
         }
-        if constexpr (kLeaves != Leaves::kStates) {
+        if constexpr (kStores != Stores::kStates) {
           y = hn::MulAdd(WeightOf<kConstants>(p_.C, b_.C, rowC, v, first + n), h[n], y);
         }
       }
-      if constexpr (kLeaves != Leaves::kStates) hn::Store(y, d_, ys + t * kWidth);
-      if constexpr (kLeaves == Leaves::kTrace) {
+      if constexpr (kStores != Stores::kStates) hn::Store(y, d_, ys + t * kWidth);
+      if constexpr (kStores == Stores::kTrace) {
         trace += 3 * kManyStates * N;
         sums += sums_per_token;
       }
@@ -311,39 +310,39 @@ class SelectiveStrip {
   const D d_;
   const Problem& p_;
   const TileBuffers<T> tile_;
-  const StripBuffers<T> b_;
+  const BlockBuffers<T> b_;
   Trace<T> trace_ = {};
-  const Strip strip_;
+  const ColumnBlock block_;
   const size_t channels_, vectors_, states_, row_;
   NextLines next_[4];
 };
 
-// Strips that a task takes side by side, tile by tile: rows are then read in longer runs. Of single
-// tokens, one: its A then stays in L1 from sequence to sequence, which is worth a seventh.
-inline constexpr int64_t kStripsPerTask = 8;
+// Column blocks that a task processes side by side, tile by tile, so that rows are read in longer runs. In steps of
+// single tokens it is 1: A then stays in L1 from sequence to sequence, which saves a seventh of the time.
+inline constexpr int64_t kBlocksPerTask = 8;
 
 template <class T>
 int64_t SelectiveForwardBytes(const Problem& p) {
   Carver carver(nullptr);
   TileBuffers<T> tile;
   tile.LayOut(p, carver);
-  StripBuffers<T> strip;
-  for (int64_t i = 0; i < kStripsPerTask; ++i) strip.LayOut(p, carver);
+  BlockBuffers<T> block;
+  for (int64_t i = 0; i < kBlocksPerTask; ++i) block.LayOut(p, carver);
   return carver.bytes();
 }
 
 template <class T>
-HWY_ATTR void SelectiveForwardTask(const Problem& p, const Strips& strips, int64_t first_strip, int64_t last_strip,
-                                   int64_t first, int64_t last, void* scratch) {
+HWY_ATTR void SelectiveForwardTask(const Problem& p, const ColumnBlocks& blocks, int64_t first_block,
+                                   int64_t last_block, int64_t first, int64_t last, void* scratch) {
   Carver carver(scratch);
   TileBuffers<T> tile;
   tile.LayOut(p, carver);
-  std::array<std::optional<SelectiveStrip<T>>, kStripsPerTask> all;
-  const auto count = static_cast<size_t>(last_strip - first_strip);
+  std::array<std::optional<SelectiveBlock<T>>, kBlocksPerTask> all;
+  const auto count = static_cast<size_t>(last_block - first_block);
   for (size_t i = 0; i < count; ++i) {
-    StripBuffers<T> buffers;
+    BlockBuffers<T> buffers;
     buffers.LayOut(p, carver);
-    all[i].emplace(p, tile, buffers, strips.At(first_strip + static_cast<int64_t>(i)));
+    all[i].emplace(p, tile, buffers, blocks.At(first_block + static_cast<int64_t>(i)));
   }
   for (int64_t sequence = first; sequence < last; ++sequence) {
     const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
@@ -362,14 +361,14 @@ HWY_ATTR void SelectiveForwardTask(const Problem& p, const Strips& strips, int64
 template <class T>
 void SelectiveForward(Context& ctx, const Problem& p) {
   ctx.ReserveScratch(static_cast<size_t>(SelectiveForwardBytes<T>(p)));
-  const Strips strips(p, StripWidth<T>());
+  const ColumnBlocks blocks(p, BlockWidth<T>());
   const auto sequences = static_cast<int64_t>(p.sequences.size());
-  const Cut cut(p, strips.size(), MostTokens(p) == 1 ? 1 : kStripsPerTask, ctx.num_threads());
-  ctx.ParallelFor(cut.tasks(), [&](int64_t task, int worker) {
-    const int64_t strip = task % cut.runs_of_strips * cut.strips;
-    const int64_t sequence = task / cut.runs_of_strips * cut.sequences;
-    SelectiveForwardTask<T>(p, strips, strip, std::min(strip + cut.strips, strips.size()), sequence,
-                            std::min(sequence + cut.sequences, sequences), ctx.Scratch(worker));
+  const TaskGrid grid(p, blocks.size(), MostTokens(p) == 1 ? 1 : kBlocksPerTask, ctx.num_threads());
+  ctx.ParallelFor(grid.tasks(), [&](int64_t task, int worker) {
+    const int64_t block = task % grid.runs_of_blocks * grid.blocks;
+    const int64_t sequence = task / grid.runs_of_blocks * grid.sequences;
+    SelectiveForwardTask<T>(p, blocks, block, std::min(block + grid.blocks, blocks.size()), sequence,
+                            std::min(sequence + grid.sequences, sequences), ctx.Scratch(worker));
   });
 }
 

@@ -1,16 +1,15 @@
-// The selective rule backward, for one dtype of states.
+// Selective scans, backward, for one dtype of states.
 //
-// Compiled once per SIMD target. States at the borders of tiles of 16 tokens are kept; the rest is
-// computed again, tile by tile from the last, by the forward pass's own function, which leaves a
-// and a h_{t-1} of each token behind. Then, with p the gradient of h, per vector of states and token
+// Compiled once per SIMD target. A forward pass stores the states at the boundaries of tiles of 16 tokens. Then, tile
+// by tile from the last, the forward pass's own function recomputes the tile and stores a and a h_{t-1} of each token.
+// With p the gradient of h, the tile is traversed in reverse, per vector of states and token:
 //
 //   p += dy C,  dB += p (s x),  dx' += p B,  r = p a h_{t-1},  ds' += r A,  dA += r s,  p = a p
 //
-// in the same lanes: 8 multiply-adds and 10 loads and stores, in all three times the work of the
-// forward pass. dB and dC are sums over channels: each lane has its own for a tile, which are
-// added up at its end; strips add theirs in turn, in ascending order, 128 tokens at a time.
-// Gradients of constants are summed in the compute type over 128 tokens, beyond in f64, and over
-// sequences in turn.
+// with the same lanes: 8 multiply-adds and 10 loads and stores. All together this takes three times as long as the
+// forward pass. dB and dC are sums over channels: each lane sums its own during a tile, lanes are added at its end, and
+// column blocks add theirs in ascending order, 128 tokens at a time. Gradients of constants are summed in the compute
+// type over 128 tokens, beyond that in f64, and then over sequences in order (constant_sums-inl.h).
 #if defined(HEED_ENGINES_SCAN_SELECTIVE_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SCAN_SELECTIVE_BACKWARD_INL_H_
 #undef HEED_ENGINES_SCAN_SELECTIVE_BACKWARD_INL_H_
@@ -26,9 +25,9 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
-#include "heed/core/turn.h"
+#include "heed/core/ticket.h"
 #include "heed/engines/scan/constant_sums-inl.h"
-#include "heed/engines/scan/panel-inl.h"
+#include "heed/engines/scan/matrix_view-inl.h"
 #include "heed/engines/scan/kernels.h"
 #include "heed/engines/scan/problem.h"
 #include "heed/engines/scan/selective-inl.h"
@@ -43,7 +42,7 @@ namespace heed::scan::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// Rows of sums of constants: states of A, then of B and C where they are constants, skip, bias.
+// The rows of ConstantSums: the states of A, those of B and C if they are constants, skip, and bias.
 struct SelectiveRows {
   int64_t A, B, C, skip, bias, count;
   explicit SelectiveRows(const Problem& p) {
@@ -57,62 +56,62 @@ struct SelectiveRows {
   }
 };
 
-// One thread's memory besides that of the forward pass.
+// The scratch memory of one thread.
 template <class T>
 struct SelectiveBackwardBuffers {
   TileBuffers<T> tile;
-  StripBuffers<T> strip;
+  BlockBuffers<T> block;
   Trace<T> trace;
-  T *x, *d_o, *dx, *ds;  // [kTile][width]: sums of dx' and ds' in the last two
+  T *x, *d_o, *dx, *ds;  // [kTile][width]; dx and ds first hold the sums dx' and ds'
   T* p;                  // [states][width]: the gradient of h
-  T* B_sums;             // as those of C in the trace, of tokens
-  T *B_part, *C_part;    // [kChunk][states], of tokens
+  T* B_sums;             // p s x, like Trace::C_sums; unless B is constant
+  T *B_part, *C_part;    // [kChunkTokens][states]: sums over the column block
   ConstantSums<T> constants;
-  T* borders;  // [tiles][states][width]
+  T* boundary_states;  // [tiles][states][width]
 
   void LayOut(const Problem& problem, Carver& carver) {
-    constexpr auto width = static_cast<int64_t>(StripWidth<T>());
+    constexpr auto width = static_cast<int64_t>(BlockWidth<T>());
     constexpr auto lanes = static_cast<int64_t>(Lanes<T>());
     const auto row = static_cast<int64_t>(RoundedUp<T>(static_cast<size_t>(problem.states)));
     tile.LayOut(problem, carver);
-    strip.LayOut(problem, carver);
+    block.LayOut(problem, carver);
     carver.Next(trace.kept, kTileTokens * 3 * static_cast<int64_t>(kManyStates) * lanes);
-    for (T** panel : {&trace.dy, &x, &d_o, &dx, &ds}) carver.Next(*panel, kTileTokens * width);
+    for (T** rows : {&trace.dy, &x, &d_o, &dx, &ds}) carver.Next(*rows, kTileTokens * width);
     carver.Next(p, problem.states * width);
     carver.Next(B_sums, kTileTokens * problem.states * lanes);
     carver.Next(trace.C_sums, kTileTokens * problem.states * lanes);
     carver.Next(B_part, kChunkTokens * row);
     carver.Next(C_part, kChunkTokens * row);
     constants.LayOut(SelectiveRows(problem).count, carver);
-    carver.Next(borders, NumTiles(MostTokens(problem)) * problem.states * width);
+    carver.Next(boundary_states, NumTiles(MostTokens(problem)) * problem.states * width);
   }
 };
 
-// Tasks share these: sums of constants, and the place where column blocks of a group pass on dB and dC.
+// Sums over tasks: those of constants, and dB and dC of the column blocks of a group.
 template <class T>
 struct SelectiveShared {
   SharedSums sums;
-  Turn* turns = nullptr;                              // of each chunk of a group of a sequence
-  T *B_stage = nullptr, *C_stage = nullptr;           // [tokens of all groups of all sequences][states]
-  std::vector<int64_t> tokens_before, chunks_before;  // of each sequence
-  int64_t num_turns = 0;
+  TicketCounter* counters = nullptr;                  // [sequence][group][chunk], orders column blocks
+  T *B_stage = nullptr, *C_stage = nullptr;           // partial sums: [sequence][group][token][states]
+  std::vector<int64_t> tokens_before, chunks_before;  // per sequence
+  int64_t num_counters = 0;
 
-  int64_t LayOut(const Problem& p, const Strips& strips, void* base) {
+  int64_t LayOut(const Problem& p, const ColumnBlocks& blocks, void* base) {
     tokens_before.clear();
     chunks_before.clear();
     int64_t tokens = 0;
-    num_turns = 0;
+    num_counters = 0;
     for (const Sequence& s : p.sequences) {
       tokens_before.push_back(tokens);
-      chunks_before.push_back(num_turns);
+      chunks_before.push_back(num_counters);
       tokens += s.count * p.groups;
-      num_turns += NumChunks(s.count) * p.groups;
+      num_counters += NumChunks(s.count) * p.groups;
     }
     const auto row = static_cast<int64_t>(RoundedUp<T>(static_cast<size_t>(p.states)));
-    const bool staged = strips.per_group() > 1;
+    const bool staged = blocks.per_group() > 1;
     Carver carver(base);
-    sums.LayOut(SelectiveRows(p).count, p.channels, strips.size(), carver);
-    carver.Next(turns, num_turns);
+    sums.LayOut(SelectiveRows(p).count, p.channels, blocks.size(), carver);
+    carver.Next(counters, num_counters);
     carver.Next(B_stage, staged && p.B.constants.data == nullptr ? tokens * row : 0);
     carver.Next(C_stage, staged && p.C.constants.data == nullptr ? tokens * row : 0);
     return carver.bytes();
@@ -120,12 +119,12 @@ struct SelectiveShared {
 };
 
 template <class T>
-class SelectiveBackwardStrip : public SelectiveStrip<T> {
+class SelectiveBackwardBlock : public SelectiveBlock<T> {
  public:
-  SelectiveBackwardStrip(const Problem& p, const Gradients& g, const SelectiveBackwardBuffers<T>& buffers,
-                         const Strips& strips, const Strip& strip, SelectiveShared<T>& shared)
-      : SelectiveStrip<T>(p, buffers.tile, buffers.strip, strip), g_(g), back_(buffers), rows_(p),
-        per_group_(strips.per_group()), shared_(shared) {
+  SelectiveBackwardBlock(const Problem& p, const Gradients& g, const SelectiveBackwardBuffers<T>& buffers,
+                         const ColumnBlocks& blocks, const ColumnBlock& block, SelectiveShared<T>& shared)
+      : SelectiveBlock<T>(p, buffers.tile, buffers.block, block), g_(g), back_(buffers), rows_(p),
+        per_group_(blocks.per_group()), shared_(shared) {
     trace_ = buffers.trace;
     if (p.C.constants.data != nullptr) trace_.C_sums = back_.constants.Row(rows_.C);
     back_.constants.Clear();
@@ -133,57 +132,57 @@ class SelectiveBackwardStrip : public SelectiveStrip<T> {
 
   void Backward(int64_t sequence) {
     const Sequence& s = p_.sequences[static_cast<size_t>(sequence)];
-    Borders(s);
+    StoreBoundaryStates(s);
     if (g_.d_final.data != nullptr) {
-      LoadPanel(PieceOf(g_.d_final, s.state, states_, strip_.first, channels_), back_.p, kWidth);
+      LoadRows(ViewOf(g_.d_final, s.state, states_, block_.first, channels_), back_.p, kWidth);
     } else {
-      ClearPanel(back_.p, kWidth, states_, channels_);
+      ClearRows(back_.p, kWidth, states_, channels_);
     }
     for (int64_t tile = NumTiles(s.count); tile-- > 0;) {
       const int64_t begin = tile * kTileTokens;
       OneTile(s, begin);
       if (begin % kChunkTokens != 0) continue;
-      Deliver(sequence, s, begin);
+      ReduceOverBlocks(sequence, s, begin);
       back_.constants.EndChunk();
     }
     if (g_.dinitial.data != nullptr) {
-      StorePanel(back_.p, kWidth, PieceOf(g_.dinitial, s.state, states_, strip_.first, channels_));
+      StoreRows(back_.p, kWidth, ViewOf(g_.dinitial, s.state, states_, block_.first, channels_));
     }
-    shared_.sums.Add(back_.constants, strip_, sequence);
+    shared_.sums.Add(back_.constants, block_, sequence);
   }
 
  private:
-  using Base = SelectiveStrip<T>;
+  using Base = SelectiveBlock<T>;
   using typename Base::V;
   using Base::b_, Base::channels_, Base::d_, Base::ForEachVector, Base::kWidth, Base::N, Base::next_, Base::p_,
-      Base::row_, Base::states_, Base::strip_, Base::tile_, Base::TokensAt, Base::trace_, Base::vectors_;
+      Base::row_, Base::states_, Base::block_, Base::tile_, Base::TokensAt, Base::trace_, Base::vectors_;
 
-  // Keeps the states before each tile.
-  void Borders(const Sequence& s) {
+  // Stores the states before each tile.
+  void StoreBoundaryStates(const Sequence& s) {
     this->LoadState(s);
     for (int64_t begin = 0; begin < s.count; begin += kTileTokens) {
-      std::copy_n(b_.h, states_ * kWidth, BorderOf(begin));
+      std::copy_n(b_.h, states_ * kWidth, BoundaryStateOf(begin));
       if (begin + kTileTokens >= s.count) break;
       this->LoadTile(s, begin, kTile, tile_.inputs);
       this->LoadWeights(s, begin);
-      this->Expected(s, begin + kTileTokens, {&p_.x, &p_.delta}, next_);
-      for (size_t v = 0; v < vectors_; ++v) this->template Advance<Leaves::kStates>(v, kTile);
+      this->FindLines(s, begin + kTileTokens, {&p_.x, &p_.delta}, next_);
+      for (size_t v = 0; v < vectors_; ++v) this->template Advance<Stores::kStates>(v, kTile);
     }
   }
-  T* BorderOf(int64_t begin) const {
-    return back_.borders + static_cast<size_t>(begin / kTileTokens) * states_ * kWidth;
+  T* BoundaryStateOf(int64_t begin) const {
+    return back_.boundary_states + static_cast<size_t>(begin / kTileTokens) * states_ * kWidth;
   }
 
   HWY_NOINLINE HWY_ATTR void OneTile(const Sequence& s, int64_t begin) {
     const size_t tokens = TokensAt(s, begin);
-    const auto piece = [&](const Tokens& x) { return PieceOf(x, s, begin, tokens, 0, strip_.first, channels_); };
-    std::copy_n(BorderOf(begin), states_ * kWidth, b_.h);
+    const auto view = [&](const Tokens& x) { return ViewOf(x, s, begin, tokens, 0, block_.first, channels_); };
+    std::copy_n(BoundaryStateOf(begin), states_ * kWidth, b_.h);
     this->LoadTile(s, begin, tokens, back_.x);
     this->LoadWeights(s, begin);
     const bool gated = p_.gate.data != nullptr;
-    LoadPanel(piece(g_.d_o), gated ? back_.d_o : trace_.dy, kWidth);
+    LoadRows(view(g_.d_o), gated ? back_.d_o : trace_.dy, kWidth);
     if (gated) {
-      LoadPanel(piece(p_.gate), tile_.gate, kWidth);
+      LoadRows(view(p_.gate), tile_.gate, kWidth);
       ForEachVector(tokens, [&](size_t at) HWY_ATTR {
         const V silu = hs::Silu(d_, hn::Load(d_, tile_.gate + at));
         hn::Store(hn::Mul(hn::Load(d_, back_.d_o + at), silu), d_, trace_.dy + at);
@@ -192,15 +191,15 @@ class SelectiveBackwardStrip : public SelectiveStrip<T> {
     if (p_.C.constants.data == nullptr) std::fill_n(trace_.C_sums, tokens * states_ * N, T{0});
     if (p_.B.constants.data == nullptr) std::fill_n(back_.B_sums, tokens * states_ * N, T{0});
 
-    this->Expected(s, begin - kTileTokens, {&p_.x, &p_.delta, &g_.d_o, &p_.gate}, next_);
+    this->FindLines(s, begin - kTileTokens, {&p_.x, &p_.delta, &g_.d_o, &p_.gate}, next_);
     for (size_t v = 0; v < vectors_; ++v) {
       ForEachRun(states_, [&](size_t n, auto count) HWY_ATTR {
         if (this->has_constants()) {
-          this->template AdvanceRun<Leaves::kTrace, count, true>(v, n, tokens);
-          RetreatRun<count, true>(v, n, tokens);
+          this->template AdvanceRun<Stores::kTrace, count, true>(v, n, tokens);
+          BackwardRun<count, true>(v, n, tokens);
         } else {
-          this->template AdvanceRun<Leaves::kTrace, count, false>(v, n, tokens);
-          RetreatRun<count, false>(v, n, tokens);
+          this->template AdvanceRun<Stores::kTrace, count, false>(v, n, tokens);
+          BackwardRun<count, false>(v, n, tokens);
         }
       });
     }
@@ -216,16 +215,16 @@ class SelectiveBackwardStrip : public SelectiveStrip<T> {
         const V dy = hn::Mul(hn::Load(d_, back_.d_o + at), hn::Load(d_, tile_.y + at));
         hn::Store(hn::Mul(dy, slope), d_, tile_.gate + at);
       });
-      StorePanel(tile_.gate, kWidth, piece(g_.dgate));
+      StoreRows(tile_.gate, kWidth, view(g_.dgate));
     }
-    if (g_.dx.data != nullptr) StorePanel(back_.dx, kWidth, piece(g_.dx));
-    if (g_.ddelta.data != nullptr) StorePanel(back_.ds, kWidth, piece(g_.ddelta));
+    if (g_.dx.data != nullptr) StoreRows(back_.dx, kWidth, view(g_.dx));
+    if (g_.ddelta.data != nullptr) StoreRows(back_.ds, kWidth, view(g_.ddelta));
   }
 
-  // A tile's tokens against time, after AdvanceRun has left its trace.
+  // Traverses the tokens of a tile in reverse, after AdvanceRun() has stored its trace.
   template <size_t kCount, bool kConstants>
-  HWY_NOINLINE HWY_ATTR void RetreatRun(size_t v, size_t first, size_t tokens) const {
-    // Pointers of their own: after any store of a vector the compiler would read members again.
+  HWY_NOINLINE HWY_ATTR void BackwardRun(size_t v, size_t first, size_t tokens) const {
+    // Local pointers, because the compiler would reload members after every store of a vector.
     const T* HWY_RESTRICT A = b_.A + first * kWidth + v * N;
     T* HWY_RESTRICT dA = back_.constants.Row(rows_.A) + first * kWidth + v * N;
     const T *HWY_RESTRICT steps = tile_.steps + v * N, *HWY_RESTRICT inputs = tile_.inputs + v * N;
@@ -233,7 +232,7 @@ class SelectiveBackwardStrip : public SelectiveStrip<T> {
     T *HWY_RESTRICT dxs = back_.dx + v * N, *HWY_RESTRICT dss = back_.ds + v * N;
     const T *HWY_RESTRICT rowB = tile_.B + tokens * row_, *HWY_RESTRICT rowC = tile_.C + tokens * row_;
     const T* HWY_RESTRICT trace = trace_.kept + tokens * 3 * kManyStates * N;
-    // Tokens have a row each; constants have always the same.
+    // There is a row of sums per token, or a single one for constants.
     const bool B_is_constant = kConstants && p_.B.constants.data != nullptr;
     const size_t sums_per_token = B_is_constant ? 0 : states_ * N;
     const size_t sums_per_state = B_is_constant ? kWidth : N;
@@ -272,7 +271,7 @@ class SelectiveBackwardStrip : public SelectiveStrip<T> {
     HWY_UNROLL(16)
     for (size_t n = 0; n < kCount; ++n) hn::Store(p[n], d_, state + n * kWidth);
   }
-  // From the sums dx' and ds', which dx and ddelta replace; and the gradients of D and the bias.
+  // Replaces the sums dx' and ds' by dx and ddelta, and adds to the gradients of D and the bias.
   void Finish(size_t tokens) const {
     T *dskip = back_.constants.Row(rows_.skip), *dbias = back_.constants.Row(rows_.bias);
     const V ln2 = hn::Set(d_, static_cast<T>(hs::kLn2));
@@ -291,7 +290,7 @@ class SelectiveBackwardStrip : public SelectiveStrip<T> {
     });
   }
 
-  // [tokens][states][lanes] -> [tokens][states], as many vectors at a time as have lanes.
+  // Sums over lanes: [tokens][states][lanes] -> [tokens][states], N states at a time.
   HWY_NOINLINE HWY_ATTR void SumLanes(const T* sums, size_t tokens, T* to) const {
     for (size_t t = 0; t < tokens; ++t) {
       for (size_t n = 0; n < states_; n += N) {
@@ -309,31 +308,31 @@ class SelectiveBackwardStrip : public SelectiveStrip<T> {
     }
   }
 
-  // dB and dC of the chunk that begins here: to the next strip of the group, or written.
-  void Deliver(int64_t sequence, const Sequence& s, int64_t begin) const {
+  // Adds dB and dC of a chunk to the sums of the group's column blocks, in ascending order. The last block stores them.
+  void ReduceOverBlocks(int64_t sequence, const Sequence& s, int64_t begin) const {
     const int64_t tokens = std::min(kChunkTokens, s.count - begin);
     const auto i = static_cast<size_t>(sequence);
-    Turn& turn = shared_.turns[shared_.chunks_before[i] + strip_.group * NumChunks(s.count) + begin / kChunkTokens];
-    const int64_t place = shared_.tokens_before[i] + strip_.group * s.count + begin;
-    const bool is_last = strip_.of_group + 1 == per_group_;
-    if (strip_.of_group > 0) WaitForTurn(turn, strip_.of_group);
-    const auto hand_on = [&](const Weights& weights, const Weights& gradient, T* part, T* stage) {
+    TicketCounter& counter =
+        shared_.counters[shared_.chunks_before[i] + block_.group * NumChunks(s.count) + begin / kChunkTokens];
+    const int64_t place = shared_.tokens_before[i] + block_.group * s.count + begin;
+    const bool is_last = block_.in_group + 1 == per_group_;
+    if (block_.in_group > 0) WaitForTicket(counter, block_.in_group);
+    const auto reduce = [&](const Weights& weights, const Weights& gradient, T* part, T* stage) {
       if (weights.constants.data != nullptr) return;
       const size_t count = static_cast<size_t>(tokens) * row_;
       T* HWY_RESTRICT staged = stage + static_cast<size_t>(place) * row_;
-      if (strip_.of_group > 0) {
+      if (block_.in_group > 0) {
         for (size_t k = 0; k < count; ++k) part[k] += staged[k];
       }
       if (!is_last) {
         std::copy_n(part, count, staged);
       } else if (gradient.tokens.data != nullptr) {
-        StorePanel(part, row_,
-                   PieceOf(gradient.tokens, s, begin, static_cast<size_t>(tokens), strip_.group, 0, states_));
+        StoreRows(part, row_, ViewOf(gradient.tokens, s, begin, static_cast<size_t>(tokens), block_.group, 0, states_));
       }
     };
-    hand_on(p_.B, g_.dB, back_.B_part, shared_.B_stage);
-    hand_on(p_.C, g_.dC, back_.C_part, shared_.C_stage);
-    if (!is_last) EndTurn(turn);
+    reduce(p_.B, g_.dB, back_.B_part, shared_.B_stage);
+    reduce(p_.C, g_.dC, back_.C_part, shared_.C_stage);
+    if (!is_last) ReleaseTicket(counter);
   }
 
   const Gradients& g_;
@@ -349,7 +348,7 @@ BackwardBytes SelectiveBackwardBytes(const Problem& p) {
   SelectiveBackwardBuffers<T> unused;
   unused.LayOut(p, carver);
   SelectiveShared<T> shared;
-  return {carver.bytes(), shared.LayOut(p, Strips(p, StripWidth<T>()), nullptr)};
+  return {carver.bytes(), shared.LayOut(p, ColumnBlocks(p, BlockWidth<T>()), nullptr)};
 }
 
 template <class T>
@@ -357,18 +356,18 @@ void SelectiveBackward(Context& ctx, const Problem& p, const Gradients& g) {
   const BackwardBytes bytes = SelectiveBackwardBytes<T>(p);
   ctx.ReserveScratch(static_cast<size_t>(bytes.per_thread));
   ctx.ReserveShared(static_cast<size_t>(bytes.shared));
-  const Strips strips(p, StripWidth<T>());
+  const ColumnBlocks blocks(p, BlockWidth<T>());
   SelectiveShared<T> shared;
-  shared.LayOut(p, strips, ctx.Shared());
+  shared.LayOut(p, blocks, ctx.Shared());
   shared.sums.Begin();
-  for (int64_t i = 0; i < shared.num_turns; ++i) new (shared.turns + i) Turn(0);
+  for (int64_t i = 0; i < shared.num_counters; ++i) new (shared.counters + i) TicketCounter(0);
   const auto sequences = static_cast<int64_t>(p.sequences.size());
-  ctx.ParallelFor(sequences * strips.size(), [&](int64_t task, int worker) {
+  ctx.ParallelFor(sequences * blocks.size(), [&](int64_t task, int worker) {
     Carver carver(ctx.Scratch(worker));
     SelectiveBackwardBuffers<T> buffers;
     buffers.LayOut(p, carver);
-    SelectiveBackwardStrip<T> strip(p, g, buffers, strips, strips.At(task % strips.size()), shared);
-    strip.Backward(task / strips.size());
+    SelectiveBackwardBlock<T> block(p, g, buffers, blocks, blocks.At(task % blocks.size()), shared);
+    block.Backward(task / blocks.size());
   });
   const SelectiveRows rows(p);
   shared.sums.Store(rows.A, p.states, g.dA);

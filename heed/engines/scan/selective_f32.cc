@@ -1,4 +1,5 @@
-// The selective rule for f32; bf16 and f16 are widened. A file of its own so that dtypes compile side by side.
+// Selective scans with f32 states; bf16 and f16 tensors are widened. Each dtype has its own file, so that they compile
+// in parallel.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/scan/kernels.h"

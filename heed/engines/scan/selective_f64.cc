@@ -1,4 +1,4 @@
-// The selective rule for f64. A file of its own so that dtypes compile side by side.
+// Selective scans with f64 states. Each dtype has its own file, so that they compile in parallel.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/scan/kernels.h"

@@ -1,4 +1,4 @@
-// The tasks of a scan: column blocks of channels of one group, by some sequences each.
+// The tasks of a scan: column blocks of channels of one group, and ranges of sequences.
 #ifndef HEED_ENGINES_SCAN_TASKS_H_
 #define HEED_ENGINES_SCAN_TASKS_H_
 
@@ -10,29 +10,29 @@
 
 namespace heed::scan {
 
-// Channels that one task owns.
-struct Strip {
-  int64_t index;            // among all strips
-  int64_t group, of_group;  // and among those of the group
+// Consecutive channels of one group that a task computes together.
+struct ColumnBlock {
+  int64_t index;            // index among all column blocks
+  int64_t group, in_group;  // in_group: index among those of the group
   int64_t first, channels;
 };
 
-class Strips {
+class ColumnBlocks {
  public:
-  Strips(const Problem& p, size_t width)
-      : width_(static_cast<int64_t>(width)), of_group_(p.groups > 0 ? p.channels / p.groups : 0),
-        per_group_((of_group_ + width_ - 1) / width_), size_(per_group_ * p.groups) {}
+  ColumnBlocks(const Problem& p, size_t width)
+      : width_(static_cast<int64_t>(width)), group_channels_(p.groups > 0 ? p.channels / p.groups : 0),
+        per_group_((group_channels_ + width_ - 1) / width_), size_(per_group_ * p.groups) {}
 
   int64_t size() const { return size_; }
   int64_t per_group() const { return per_group_; }
-  Strip At(int64_t index) const {
-    const int64_t group = index / per_group_, of_group = index % per_group_;
-    return {index, group, of_group, group * of_group_ + of_group * width_,
-            std::min(width_, of_group_ - of_group * width_)};
+  ColumnBlock At(int64_t index) const {
+    const int64_t group = index / per_group_, in_group = index % per_group_;
+    return {index, group, in_group, group * group_channels_ + in_group * width_,
+            std::min(width_, group_channels_ - in_group * width_)};
   }
 
  private:
-  int64_t width_, of_group_, per_group_, size_;
+  int64_t width_, group_channels_, per_group_, size_;
 };
 
 inline int64_t NumTiles(int64_t tokens) { return (tokens + kTileTokens - 1) / kTileTokens; }
@@ -44,24 +44,24 @@ inline int64_t MostTokens(const Problem& p) {
   return most;
 }
 
-// A task of the forward pass takes some column blocks, tile by tile, of some sequences one after
-// another. Rows are read in longer runs, and constants are prepared once for all sequences, which
-// of single tokens would be half the work; as long as there are enough tasks for all threads.
-struct Cut {
-  int64_t strips = 1, sequences = 1;
-  int64_t runs_of_strips, runs_of_sequences;
+// The division of a forward pass into tasks. A task processes several column blocks side by side, so that rows are read
+// in longer runs, and several sequences in order, so that constants are prepared once; for single tokens, preparing
+// them would be half the work. Both numbers are limited so that there are enough tasks for all threads.
+struct TaskGrid {
+  int64_t blocks = 1, sequences = 1;
+  int64_t runs_of_blocks, runs_of_sequences;
 
-  Cut(const Problem& p, int64_t all_strips, int64_t most_strips, int64_t threads) {
+  TaskGrid(const Problem& p, int64_t all_blocks, int64_t most_blocks, int64_t threads) {
     constexpr int64_t kTokens = 64, kTasksPerThread = 4;
     const auto all_sequences = static_cast<int64_t>(p.sequences.size());
-    const int64_t most = all_sequences * all_strips / (threads * kTasksPerThread);
-    strips = std::clamp<int64_t>(most, 1, most_strips);
+    const int64_t most = all_sequences * all_blocks / (threads * kTasksPerThread);
+    blocks = std::clamp<int64_t>(most, 1, most_blocks);
     sequences =
-        std::clamp<int64_t>(kTokens / std::max<int64_t>(MostTokens(p), 1), 1, std::max<int64_t>(most / strips, 1));
-    runs_of_strips = (all_strips + strips - 1) / strips;
+        std::clamp<int64_t>(kTokens / std::max<int64_t>(MostTokens(p), 1), 1, std::max<int64_t>(most / blocks, 1));
+    runs_of_blocks = (all_blocks + blocks - 1) / blocks;
     runs_of_sequences = (all_sequences + sequences - 1) / sequences;
   }
-  int64_t tasks() const { return runs_of_strips * runs_of_sequences; }
+  int64_t tasks() const { return runs_of_blocks * runs_of_sequences; }
 };
 
 }  // namespace heed::scan

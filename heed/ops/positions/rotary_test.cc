@@ -166,7 +166,7 @@ TEST(RotaryTest, FarPositionsAreAsExactAsAnF64AngleAllows) {
   }
 }
 
-TEST(RotaryTest, APairTurnsByPositionTimesFrequency) {
+TEST(RotaryTest, APairIsRotatedByPositionTimesFrequency) {
   const Buffer x(DType::kF64, {1, 1, 4});
   for (int64_t d = 0; d < 4; ++d) x.Set({0, 0, d}, d == 0 || d == 3 ? 1 : 0);
   const Buffer p = Positions(DType::kI64, {1}, {3});

@@ -20,7 +20,7 @@ from torch import Tensor
 from heed import InvalidArgument, Unsupported, _signatures
 from heed.torch import _dispatch
 
-# How a GPU computes: tiles, recomputation, copies of lists on the host, order of sums.
+# Options that choose how a GPU computes: tiles, recomputation, copies of lists on the host, order of sums.
 WITHOUT_EFFECT = frozenset(
     {
         "accumulate_grad_in_fp32",

@@ -18,7 +18,7 @@ from heed import InvalidArgument, Unsupported
 from heed.compat._door import refuse, speaking
 from heed.torch import _dispatch
 
-# Where the library has each.
+# The module of flash-linear-attention that has each function.
 PLACES = {
     "attn_decoding_one_step": "attn.decoding",
     "fused_chunk_based": "based.fused_chunk",

@@ -246,7 +246,7 @@ def over_slices(operator: Any, fake: Any, info: Any, in_dims: Sequence[Any], arg
         return [cut(x, dim) if of else x for x, dim, of in zip(arguments, in_dims, mapped)]
 
     calls = [operator(*slices(lambda x, dim: x.select(dim, i))) for i in range(info.batch_size)]
-    # Where there are no slices, one that has no numbers says the shapes.
+    # Without slices, a fake result has the shapes.
     one = calls[0] if calls else fake(*slices(lambda x, dim: x.new_empty(x.movedim(dim, 0).shape[1:])))
     if isinstance(one, Tensor):
         return _stacked(calls, one), 0

@@ -147,7 +147,7 @@ def _parameters(function: Callable) -> tuple[str, ...]:
 
 
 def _why_not(layer: nn.Module, method: str, original: Callable, on_heed: Callable) -> str | None:
-    """Why `original`, which is this method or called by it, cannot be replaced; None if it can."""
+    """Returns why `original`, which is this method or called by it, cannot be replaced; None if it can."""
     if method in layer.__dict__:
         return f"{method} has been replaced on this instance already"
     given, expected = _parameters(original), _parameters(on_heed)

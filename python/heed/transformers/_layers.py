@@ -36,7 +36,7 @@ class Method(NamedTuple):
 
 
 def refuses(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """Why heed computes no call with these arguments, None if it does."""
+    """Returns why heed computes no call with these arguments; None if it does."""
     for name in ("cu_seqlens", "cu_seq_lens_q", "seq_idx"):
         if kwargs.get(name) is not None:
             return f"{name} was given, expected None"

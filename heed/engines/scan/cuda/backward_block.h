@@ -48,11 +48,11 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
       Put();
       m_.Sync();
       if (tile > 0) Prefetch(tile - 1);
-      Advance(before, tokens);
+      ForwardSweep(before, tokens);
       m_.Sync();
       AddUp(dy_, p_.C, g_.C_partials, dC_, tile);
       m_.Sync();
-      Retreat(before, tokens);
+      ReversedSweep(before, tokens);
       m_.Sync();
       AddUp(inputs_, p_.B, g_.B_partials, dB_, tile);
       this->StoreColumns(x_, g_.dx, own_gradients_.dx, tile);
@@ -95,7 +95,7 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
   HEED_DEVICE States& TraceOf(int t) const { return trace_[t * kThreads + m_.thread()]; }
 
   // The forward sweep: stores states after tokens and s x, and replaces d_o by dy and z by dz.
-  HEED_DEVICE void Advance(States h, int tokens) const {
+  HEED_DEVICE void ForwardSweep(States h, int tokens) const {
     for (int first = 0; first < tokens; first += kGroup) {
       float of_lane = 0;  // y of token first + lane
       HEED_DEVICE_UNROLL
@@ -128,7 +128,7 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
   }
 
   // The reversed sweep: replaces states by q, x by dx and steps by ddelta.
-  HEED_DEVICE void Retreat(const States& before, int tokens) {
+  HEED_DEVICE void ReversedSweep(const States& before, int tokens) {
     for (int first = (tokens - 1) / kGroup * kGroup; first >= 0; first -= kGroup) {
       float dx_of_lane = 0, ds_of_lane = 0;  // of token first + lane
       HEED_DEVICE_UNROLL

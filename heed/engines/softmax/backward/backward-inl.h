@@ -109,12 +109,12 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     EachTile();
     group_.products.EndBlock();
     if (!shared_.wants.any_row_sum) return;
-    Turn& turn =
+    TicketCounter& turn =
         shared_
             .turns[shared_.index->first_turn[static_cast<size_t>(group_.sequence)] + key_head_ * grid_.blocks + block_];
-    WaitForTurn(turn, turns_before);
+    WaitForTicket(turn, turns_before);
     AddRowSums();
-    EndTurn(turn);
+    ReleaseTicket(turn);
   }
 
   // Computes one tile of the group for gathered rows, which keep some of it. dq[lane] is the row's running sum over the

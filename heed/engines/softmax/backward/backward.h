@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "heed/core/context.h"
-#include "heed/core/turn.h"
+#include "heed/core/ticket.h"
 #include "heed/engines/softmax/problem.h"
 
 namespace heed::softmax {

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "heed/core/carver.h"
-#include "heed/core/turn.h"
+#include "heed/core/ticket.h"
 #include "heed/engines/softmax/backward/backward-inl.h"
 #include "heed/engines/softmax/backward/backward.h"
 #include "heed/engines/softmax/forward/gathered.h"
@@ -89,16 +89,16 @@ struct GatheredWalk {
         Tiles(p, s, g, shared, key_head, head, group, b, own, begin, {own.rows, count});
       }
       if (!shared.wants.any_row_sum) continue;
-      Turn& turn = shared.turns[shared.index->first_turn[static_cast<size_t>(group.sequence)] + key_head * grid.blocks +
-                                panel->first];
-      WaitForTurn(turn, group.index);
+      TicketCounter& turn = shared.turns[shared.index->first_turn[static_cast<size_t>(group.sequence)] +
+                                         key_head * grid.blocks + panel->first];
+      WaitForTicket(turn, group.index);
       for (int64_t slot = 0; slot < slots; ++slot) {
         if (!own.touched[slot]) continue;
         const BlockGrid::Row row = grid.At(panel->first + slot / grid.lanes, slot % grid.lanes);
         AddScaledRow(static_cast<T>(p.scale), own.dq + slot * P::Row(p.depth), p.depth,
                      shared.DqRow(p, g, group.sequence, key_head * grid.heads + row.head, row.query));
       }
-      EndTurn(turn);
+      ReleaseTicket(turn);
     }
   }
 

@@ -153,7 +153,7 @@ struct SharedGradients {
   // which count for every s from the tile's end to the row; and by row, the sum that ends there.
   T* decay_keys;
   WideSum *decay_tiles, *decay_rows;
-  Turn* turns;                  // one ticket counter per block (ordered reduction)
+  TicketCounter* turns;         // one ticket counter per block (ordered reduction)
   bool terms_by_group = false;  // each head has one group of keys, whose task computes the terms of its rows
   T* dbias_sums;                // laid out as dbias, if that is not of type T
   struct {
@@ -209,7 +209,7 @@ struct SharedGradients {
   // Computes the terms of all rows and zeroes all sums.
   void Begin(Context& ctx, const Problem& p, const Gradients& g) {
     for (int64_t i = 0; wants.any_row_sum && i < index->turns(); ++i) {
-      new (&turns[i]) Turn(0);
+      new (&turns[i]) TicketCounter(0);
     }
     if (wants.bias_pairs) {
       const auto& n = g.dbias_sizes;

@@ -16,7 +16,7 @@ inline constexpr int kTileKeys = 64;
 static_assert(kSegmentKeys % kTileKeys == 0);
 inline constexpr int kSmallM = 16;  // rows of a small-M block
 
-// How rows are divided: warps share the rows of a small-M block, each warp owns rows of a large-M block, and each
+// The division of rows: warps share the rows of a small-M block, each warp owns rows of a large-M block, and each
 // warpgroup owns rows of a WGMMA block (Hopper).
 enum class BlockKind { kSmallM, kLargeM, kWgmma };
 

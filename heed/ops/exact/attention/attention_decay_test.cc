@@ -163,7 +163,7 @@ TEST_P(ForgettingAttention, TheFirstStepHasNoGradient) {
   }
 }
 
-// Where steps decay nearly everything, both the remaining terms and their errors are small.
+// If steps decay nearly everything, both the remaining terms and their errors are small.
 TEST_P(ForgettingAttention, SmallGradientsKeepTheirDigits) {
   Problem p = Causal(GetParam(), {.B = 1, .Tq = 400, .Tk = 400, .Hq = 2, .Hkv = 2});
   p.options.log_decay = Decays(p, [](int64_t t) { return t == 200 ? -20.0 : -0.1; }, DType::kF64);

@@ -103,12 +103,12 @@ void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q, const O
   attention::CheckCacheOptions(attention::Check(kOp, attention::Use::kForward), options);
   CheckCall(kOp, {q, {}, {}}, options, out, {cache.heads, cache.value_dim, LongestOf(cache)});
   KVView plain = cache;
-  ConstTensorView turned = q;
+  ConstTensorView rotated = q;
   if (cache.rotary != nullptr) {
-    turned = attention::TurnedQueries(ctx, cache, q);
+    rotated = attention::RotatedQueries(ctx, cache, q);
     plain.rotary = nullptr;
   }
-  const softmax::Problem p = attention::AttendProblem(kOp, plain, turned, options, {out.o, out.lse});
+  const softmax::Problem p = attention::AttendProblem(kOp, plain, rotated, options, {out.o, out.lse});
   attention::RefuseSlowPairs(kOp, ctx, p);
   if (skips && options.epsilon >= kLeastEpsilon) return Skip(ctx, p, options.epsilon, out);
   const SketchedKeys keys = KeysOf(plain, options.level);
@@ -139,7 +139,7 @@ void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q, const O
     exact.pattern = exact.pattern.present() ? exact.pattern & kept : kept;
   }
   const Lse lse(out, q, /*packed=*/false);
-  attention::Attend(ctx, plain, turned, exact, {out.o, lse.view()});
+  attention::Attend(ctx, plain, rotated, exact, {out.o, lse.view()});
   Write(p, selection, lse.view(), out);
 }
 

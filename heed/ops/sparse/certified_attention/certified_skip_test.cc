@@ -171,7 +171,7 @@ TEST(CertifiedSkip, CachesHaveTheBitsOfGivenKeys) {
   }
 }
 
-// Where a row keeps the values of a key that its neighbours drop, the neighbours do not see their NaN.
+// If a row keeps the values of a key that its neighbours drop, the neighbours do not see their NaN.
 TEST(CertifiedSkip, ValuesThatAreLeftOutAreNotSeen) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const int64_t rows : {4, 150}) {

@@ -149,7 +149,7 @@ Pattern Listed(const char* builder, Table index, int64_t block) {
 
 // The call with rotated queries, for a cache that rotates its keys.
 BlockCall Turned(Context& ctx, const ConstTensorView& q, BlockCall c) {
-  if (c.cache->rotary != nullptr) c.problem.q = attention::RowsOf(attention::TurnedQueries(ctx, *c.cache, q));
+  if (c.cache->rotary != nullptr) c.problem.q = attention::RowsOf(attention::RotatedQueries(ctx, *c.cache, q));
   return c;
 }
 

@@ -120,10 +120,10 @@ TEST(SelectCacheTest, AttendTakesTheChoice) {
 }
 
 // Keys are rotated when appended, and so are the queries of a selection.
-TEST(SelectCacheTest, QueriesAreTurnedWhereKeysAre) {
+TEST(SelectCacheTest, QueriesAreRotatedWhereKeysAre) {
   KVCache::Options rotary = Cached::OptionsOf(DType::kF32, 64), plain = rotary;
   rotary.rotary = CacheRotary{RotaryPairs::kHalfSplit};
-  KVCache turned(rotary), unturned(plain);
+  KVCache rotated(rotary), unrotated(plain);
   const Buffer k(DType::kF32, {2, 400, 2, 24}), v(DType::kF32, {2, 400, 2, 16}), q(DType::kF32, {2, 1, 4, 24});
   k.FillNormal(1);
   v.FillNormal(2);
@@ -135,13 +135,13 @@ TEST(SelectCacheTest, QueriesAreTurnedWhereKeysAre) {
   Rotary(ctx, k.view(), positions.view(), RotaryPairs::kHalfSplit, {}, turned_k.view());
   Rotary(ctx, q.view(), last.view(), RotaryPairs::kHalfSplit, {}, turned_q.view());
   for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 399}, {399, 400}}) {
-    turned.Append(k.view().Slice(1, begin, end), v.view().Slice(1, begin, end));
-    unturned.Append(turned_k.view().Slice(1, begin, end), v.view().Slice(1, begin, end));
+    rotated.Append(k.view().Slice(1, begin, end), v.view().Slice(1, begin, end));
+    unrotated.Append(turned_k.view().Slice(1, begin, end), v.view().Slice(1, begin, end));
   }
   TopBlocksOptions options;
   options.count = 4;
-  EXPECT_EQ(TableOf(TopBlocks(ctx, q.view(), turned.view(), options)).values,
-            TableOf(TopBlocks(ctx, turned_q.view(), unturned.view(), options)).values);
+  EXPECT_EQ(TableOf(TopBlocks(ctx, q.view(), rotated.view(), options)).values,
+            TableOf(TopBlocks(ctx, turned_q.view(), unrotated.view(), options)).values);
 }
 
 TEST(SelectCacheTest, BadArgumentsAreNamed) {

@@ -192,7 +192,7 @@ TEST(AttendDecay, ASharedPrefixHasTheBitsOfItsCopies) {
   ExpectSame(x.Attend(ctx, copies, 600, 603), x.Attend(ctx, shared, 600, 603));
 }
 
-TEST(AttendDecay, RotaryTurnsBesideIt) {
+TEST(AttendDecay, RotaryEmbeddingsApplyBesideIt) {
   Context ctx(1);
   const Tokens x(DType::kF32);
   KVCache::Options options = x.options();
@@ -200,15 +200,15 @@ TEST(AttendDecay, RotaryTurnsBesideIt) {
   KVCache cache(options);
   x.Append(cache, 0, 300);
   x.Append(cache, 300, 310);
-  Tokens turned = x;
+  Tokens rotated = x;
   std::vector<int64_t> positions;
   for (int64_t t = 0; t < 700; ++t) positions.push_back(t);
   const ConstTensorView at(positions.data(), DType::kI64, {700});
-  turned.q = Buffer(DType::kF32, {kBatch, 700, kHq, kDim});
-  turned.k = Buffer(DType::kF32, {kBatch, 700, kHeads, kDim});
-  Rotary(ctx, x.q.view(), at, options.rotary->pairs, options.rotary->options, turned.q.view());
-  Rotary(ctx, x.k.view(), at, options.rotary->pairs, options.rotary->options, turned.k.view());
-  ExpectRows(turned.Forward(ctx), 300, 310, x.Attend(ctx, cache, 300, 310));
+  rotated.q = Buffer(DType::kF32, {kBatch, 700, kHq, kDim});
+  rotated.k = Buffer(DType::kF32, {kBatch, 700, kHeads, kDim});
+  Rotary(ctx, x.q.view(), at, options.rotary->pairs, options.rotary->options, rotated.q.view());
+  Rotary(ctx, x.k.view(), at, options.rotary->pairs, options.rotary->options, rotated.k.view());
+  ExpectRows(rotated.Forward(ctx), 300, 310, x.Attend(ctx, cache, 300, 310));
 }
 
 TEST(AttendDecay, AFileKeepsThem) {

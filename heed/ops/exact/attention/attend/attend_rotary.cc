@@ -58,7 +58,7 @@ struct Kept {
 };
 
 struct Staging {
-  TensorView q, k, turned, v;
+  TensorView q, k, rotated, v;
   int64_t num_bytes = 0;
 };
 
@@ -71,16 +71,16 @@ Staging LayOut(const KVView& cache, const ConstTensorView& q, void* memory) {
     return view;
   };
   s.q = take(q.size(1), q.size(2), cache.dim);
-  if (!cache.turned_in_cache) return s;
+  if (!cache.rotated_in_cache) return s;
   const int64_t longest = Kept(cache).longest;
   s.k = take(longest, cache.heads, cache.dim);
-  s.turned = take(longest, cache.heads, cache.dim);
+  s.rotated = take(longest, cache.heads, cache.dim);
   s.v = take(longest, cache.heads, cache.value_dim);
   return s;
 }
 
 // Rotates row t of sequence b of x by first[b] + t.
-void Turn(Context& ctx, const CacheRotary& rotary, const ConstTensorView& x, const List& first, const TensorView& y) {
+void Rotate(Context& ctx, const CacheRotary& rotary, const ConstTensorView& x, const List& first, const TensorView& y) {
   const int64_t T = x.size(1);
   List positions;
   for (const int64_t p : first) {
@@ -90,15 +90,15 @@ void Turn(Context& ctx, const CacheRotary& rotary, const ConstTensorView& x, con
 }
 
 // Reserves the staging memory and fills its q.
-Staging TurnQueries(Context& ctx, const KVView& cache, const ConstTensorView& q) {
+Staging RotateQueries(Context& ctx, const KVView& cache, const ConstTensorView& q) {
   ctx.ReserveStaging(static_cast<size_t>(LayOut(cache, q, nullptr).num_bytes));
   const Staging s = LayOut(cache, q, ctx.Staging());
   List first;
   for (size_t b = 0; b < static_cast<size_t>(cache.batch); ++b) {
     first.push_back(cache.lengths[b] - cache.appended[b]);
   }
-  if (cache.turned_in_cache) first = Kept(cache).start;
-  Turn(ctx, *cache.rotary, q, first, s.q);
+  if (cache.rotated_in_cache) first = Kept(cache).start;
+  Rotate(ctx, *cache.rotary, q, first, s.q);
   return s;
 }
 
@@ -152,7 +152,7 @@ void AttendInRing(Context& ctx, const KVView& cache, const Staging& s, const Opt
   const int64_t B = cache.batch, rows = s.q.size(1);
   Gather(ctx, cache, kept, cache.key, s.k);
   Gather(ctx, cache, kept, cache.value, s.v);
-  Turn(ctx, rotary, s.k, List(kept.gap.size(), 0), s.turned);
+  Rotate(ctx, rotary, s.k, List(kept.gap.size(), 0), s.rotated);
   const int64_t sinks = std::min(kept.sinks, kept.longest);
 
   for (int64_t i = 0, end; i < rows; i = end) {
@@ -163,13 +163,13 @@ void AttendInRing(Context& ctx, const KVView& cache, const Staging& s, const Opt
       queries.push_back(std::clamp<int64_t>(cache.appended[b] - i, 0, end - i));
       shifts.push_back(queries[b] > 0 ? kept.SinkShift(cache, b, i) : 0);
     }
-    if (i > 0) Turn(ctx, rotary, s.k.Slice(1, 0, sinks), shifts, s.turned.Slice(1, 0, sinks));
+    if (i > 0) Rotate(ctx, rotary, s.k.Slice(1, 0, sinks), shifts, s.rotated.Slice(1, 0, sinks));
     Options group = options;
     group.invariant = true;  // bitwise equal to other caches
     group.query_starts = ConstTensorView(starts.data(), DType::kI64, {B});
     group.query_lengths = ConstTensorView(queries.data(), DType::kI64, {B});
     group.key_lengths = ConstTensorView(kept.length.data(), DType::kI64, {B});
-    Forward(ctx, {s.q.Slice(1, i, end), s.turned, s.v}, group,
+    Forward(ctx, {s.q.Slice(1, i, end), s.rotated, s.v}, group,
             {out.o.Slice(1, i, end), out.lse.present() ? out.lse.Slice(2, i, end) : TensorView()});
   }
 }
@@ -181,7 +181,7 @@ void CheckRotary(const Check& check, const KVView& cache, const Options& options
   if (!tree.empty()) {
     check.Fail("tree", "is given", "none: the cache has rotated its keys in the order of appending");
   }
-  if (!cache.turned_in_cache) return;
+  if (!cache.rotated_in_cache) return;
   for (const OptionRow& row : kOptionRows) {
     if (row.Is(kByPlace) && IsGiven(row, options)) {
       check.Fail(row.name, "is given", "none: keys have no positions but in the ring");
@@ -200,18 +200,18 @@ int64_t RotaryBytes(const KVView& cache, const ConstTensorView& q) {
 
 void AttendRotated(Context& ctx, const KVView& cache, const ConstTensorView& q, const Options& options,
                    const Outputs& out) {
-  const Staging s = TurnQueries(ctx, cache, q);
-  if (cache.turned_in_cache) return AttendInRing(ctx, cache, s, options, out);
+  const Staging s = RotateQueries(ctx, cache, q);
+  if (cache.rotated_in_cache) return AttendInRing(ctx, cache, s, options, out);
   Attend(ctx, WithoutRotary(cache), s.q, options, out);
 }
 
-ConstTensorView TurnedQueries(Context& ctx, const KVView& cache, const ConstTensorView& q) {
-  return TurnQueries(ctx, cache, q).q;
+ConstTensorView RotatedQueries(Context& ctx, const KVView& cache, const ConstTensorView& q) {
+  return RotateQueries(ctx, cache, q).q;
 }
 
 Bound RotatedBound(const KVView& cache, const ConstTensorView& q, const Options& options) {
   Context ctx(1);
-  return QuantizationBound(ctx, WithoutRotary(cache), TurnQueries(ctx, cache, q).q, options);
+  return QuantizationBound(ctx, WithoutRotary(cache), RotateQueries(ctx, cache, q).q, options);
 }
 
 }  // namespace heed::attention

@@ -23,7 +23,7 @@ void AttendRotated(Context& ctx, const KVView& cache, const ConstTensorView& q, 
 
 // Returns the queries rotated by their positions, in ctx.Staging(). Not defined for a ring that rotates by index, since
 // its keys must be rotated too.
-ConstTensorView TurnedQueries(Context& ctx, const KVView& cache, const ConstTensorView& q);
+ConstTensorView RotatedQueries(Context& ctx, const KVView& cache, const ConstTensorView& q);
 
 // QuantizationBound() for such a cache, from rotated queries.
 Bound RotatedBound(const KVView& cache, const ConstTensorView& q, const Options& options);

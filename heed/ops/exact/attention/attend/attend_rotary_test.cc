@@ -44,7 +44,7 @@ Result AttendTo(Context& ctx, const KVView& cache, const ConstTensorView& q, con
 }
 
 // Rotates row t of sequence b by first[b] + t.
-Buffer Turned(const CacheRotary& rotary, const Buffer& x, const List& first) {
+Buffer Rotated(const CacheRotary& rotary, const Buffer& x, const List& first) {
   const Buffer y(x.view().dtype(), x.view().sizes());
   List positions;
   for (const int64_t p : first) {
@@ -56,7 +56,7 @@ Buffer Turned(const CacheRotary& rotary, const Buffer& x, const List& first) {
   return y;
 }
 
-TEST(AttendRotaryTest, HasTheBitsOfTurnedQueriesAndKeys) {
+TEST(AttendRotaryTest, HasTheBitsOfRotatedQueriesAndKeys) {
   Context ctx(2);
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
     for (const RotaryPairs pairs : {RotaryPairs::kHalfSplit, RotaryPairs::kInterleaved}) {
@@ -83,17 +83,17 @@ TEST(AttendRotaryTest, HasTheBitsOfTurnedQueriesAndKeys) {
           const Buffer q = Normal(dtype, {2, T, 6, 40}, seed++);
           const auto lengths = ring ? turning_ring.lengths() : cache.lengths();
           const List before(lengths.begin(), lengths.end());
-          const Buffer turned_k = Turned(rotary, k, before);
-          const Buffer turned_q = Turned(rotary, q, before);
+          const Buffer rotated_k = Rotated(rotary, k, before);
+          const Buffer rotated_q = Rotated(rotary, q, before);
           if (ring) {
             turning_ring.Append(k.view(), v.view(), counts);
-            plain_ring.Append(turned_k.view(), v.view(), counts);
+            plain_ring.Append(rotated_k.view(), v.view(), counts);
           } else {
             cache.Append(k.view(), v.view(), counts);
-            plain.Append(turned_k.view(), v.view(), counts);
+            plain.Append(rotated_k.view(), v.view(), counts);
           }
           const Result r = AttendTo(ctx, ring ? turning_ring.view() : cache.view(), q.view(), options);
-          const Result expected = AttendTo(ctx, ring ? plain_ring.view() : plain.view(), turned_q.view(), options);
+          const Result expected = AttendTo(ctx, ring ? plain_ring.view() : plain.view(), rotated_q.view(), options);
           EXPECT_TRUE(SameBits(r.o.view(), expected.o.view()));
           EXPECT_TRUE(SameBits(r.lse.view(), expected.lse.view()));
         }
@@ -102,7 +102,7 @@ TEST(AttendRotaryTest, HasTheBitsOfTurnedQueriesAndKeys) {
   }
 }
 
-TEST(AttendRotaryTest, QuantisedKeysMeetTurnedQueries) {
+TEST(AttendRotaryTest, QuantisedKeysMeetRotatedQueries) {
   Context ctx(1);
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     KVCache::Options o = {.batch = 2, .heads = 2, .dim = 64, .dtype = dtype};
@@ -113,19 +113,19 @@ TEST(AttendRotaryTest, QuantisedKeysMeetTurnedQueries) {
     KVCache cache(o);
     const Buffer k = Normal(dtype, {2, 300, 2, 64}, 1), v = Normal(dtype, {2, 300, 2, 64}, 2);
     const Buffer q = Normal(dtype, {2, 3, 4, 64}, 3);
-    const Buffer turned_k = Turned(rotary, k, {0, 0}), turned_q = Turned(rotary, q, {297, 297});
+    const Buffer rotated_k = Rotated(rotary, k, {0, 0}), rotated_q = Rotated(rotary, q, {297, 297});
     for (const auto& [begin, end] : {std::pair{0, 297}, {297, 300}}) {
       const ConstTensorView values = v.view().Slice(1, begin, end);
       cache.Append(k.view().Slice(1, begin, end), values);
-      plain.Append(turned_k.view().Slice(1, begin, end), values);
+      plain.Append(rotated_k.view().Slice(1, begin, end), values);
     }
     Options options;
     options.causal = true;
     const Result r = AttendTo(ctx, cache.view(), q.view(), options);
-    const Result expected = AttendTo(ctx, plain.view(), turned_q.view(), options);
+    const Result expected = AttendTo(ctx, plain.view(), rotated_q.view(), options);
     EXPECT_TRUE(SameBits(r.o.view(), expected.o.view()));
     const Bound bound = QuantizationBound(ctx, cache.view(), q.view(), options);
-    const Bound same = QuantizationBound(ctx, plain.view(), turned_q.view(), options);
+    const Bound same = QuantizationBound(ctx, plain.view(), rotated_q.view(), options);
     EXPECT_EQ(bound.logit, same.logit);
     EXPECT_EQ(bound.output, same.output);
   }
@@ -217,7 +217,7 @@ struct RingCase {
 // Attends after every append to two sequences that receive different numbers of tokens.
 void ExpectTheLoop(const RingCase& n, const std::vector<List>& appends) {
   SCOPED_TRACE("sinks " + std::to_string(n.sinks) + " window " + std::to_string(n.window));
-  constexpr int64_t kHeads = 2, kGroup = 3, kDim = 12, kTurned = 8, kValue = 5;
+  constexpr int64_t kHeads = 2, kGroup = 3, kDim = 12, kRotated = 8, kValue = 5;
   const int64_t left = n.left < 0 ? n.window - 1 : n.left;
   const int64_t seen_sinks = n.seen_sinks < 0 ? n.sinks : n.seen_sinks;
   RingKVCache::Options o = {.batch = 2,
@@ -228,10 +228,10 @@ void ExpectTheLoop(const RingCase& n, const std::vector<List>& appends) {
                             .sink_tokens = n.sinks,
                             .dtype = n.dtype};
   o.rotary = CacheRotary{n.pairs};
-  o.rotary->options.dim = kTurned;
+  o.rotary->options.dim = kRotated;
   o.positions = RingPositions::kCache;
   RingKVCache ring(o);
-  std::vector<Story> stories(2, Story{n.window, n.sinks, kGroup, n.pairs, kTurned, {}, {}, {}});
+  std::vector<Story> stories(2, Story{n.window, n.sinks, kGroup, n.pairs, kRotated, {}, {}, {}});
   Context ctx(2);
   const Buffer sinks = Normal(n.dtype == DType::kF64 ? n.dtype : DType::kF32, {6}, 77);
   uint64_t seed = 100;
@@ -288,7 +288,7 @@ void ExpectTheLoop(const RingCase& n, const std::vector<List>& appends) {
 const std::vector<List> kAppends = {{2, 1},  {1, 1}, {10, 30}, {1, 0},  {1, 1}, {1, 1},
                                     {30, 7}, {1, 1}, {0, 5},   {70, 4}, {3, 1}, {1, 1}};
 
-TEST(AttendRotaryTest, ARingThatTurnsByItsPlacesIsThePlainLoop) {
+TEST(AttendRotaryTest, ARingThatRotatesByItsPlacesIsThePlainLoop) {
   for (const int64_t sinks : {0, 1, 3, 30}) {
     for (const int64_t window : {1, 2, 20, 70, 500}) {
       for (const RotaryPairs pairs : {RotaryPairs::kHalfSplit, RotaryPairs::kInterleaved}) {
@@ -341,12 +341,12 @@ TEST(AttendRotaryTest, WhatIsGoneLeavesNoTrace) {
       const int64_t token = i < kSinks ? i : kTokens - kWindow + i - kSinks;
       for (int64_t e = 0; e < kDim; ++e) kept.Set({0, i, 0, e}, k.Get({0, token, 0, e}));
     }
-    const Buffer turned = Turned(rotary, kept, {0});
+    const Buffer rotated = Rotated(rotary, kept, {0});
     KVCache plain({.dim = kDim, .dtype = dtype});
-    plain.Append(turned.view().Slice(1, 0, kSinks), v.view().Slice(1, 0, kSinks));
+    plain.Append(rotated.view().Slice(1, 0, kSinks), v.view().Slice(1, 0, kSinks));
     const int64_t begin = kTokens - kWindow, last = kSinks + kWindow - 1;
-    plain.Append(turned.view().Slice(1, kSinks, last), v.view().Slice(1, begin, kTokens - 1));
-    plain.Append(turned.view().Slice(1, last, last + 1), v.view().Slice(1, kTokens - 1, kTokens));
+    plain.Append(rotated.view().Slice(1, kSinks, last), v.view().Slice(1, begin, kTokens - 1));
+    plain.Append(rotated.view().Slice(1, last, last + 1), v.view().Slice(1, kTokens - 1, kTokens));
 
     Options options;
     options.causal = true;
@@ -354,10 +354,10 @@ TEST(AttendRotaryTest, WhatIsGoneLeavesNoTrace) {
     options.sink_tokens = kSinks;
     Context ctx(1), many(3);
     const Result a = AttendTo(ctx, whole.view(), q.view(), options);
-    const Buffer turned_q = Turned(rotary, q, {last});
+    const Buffer rotated_q = Rotated(rotary, q, {last});
     for (const Result& b :
          {AttendTo(ctx, part.view(), q.view(), options), AttendTo(ctx, whole.Fork().view(), q.view(), options),
-          AttendTo(many, whole.view(), q.view(), options), AttendTo(ctx, plain.view(), turned_q.view(), options)}) {
+          AttendTo(many, whole.view(), q.view(), options), AttendTo(ctx, plain.view(), rotated_q.view(), options)}) {
       EXPECT_TRUE(SameBits(a.o.view(), b.o.view())) << Name(dtype);
       EXPECT_TRUE(SameBits(a.lse.view(), b.lse.view()));
     }
@@ -378,7 +378,7 @@ TEST(AttendRotaryTest, AnEmptyRingTakesNoQueries) {
   AttendTo(ctx, ring.view(), q.view().Slice(1, 0, 0), options);
 }
 
-TEST(AttendRotaryTest, ExplainCountsWhatIsTurned) {
+TEST(AttendRotaryTest, ExplainCountsRotations) {
   const Context ctx(1);
   KVCache::Options kv = {.heads = 2, .dim = 32};
   const Buffer x = Normal(DType::kF32, {1, 70, 2, 32}, 1);
