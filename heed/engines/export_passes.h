@@ -23,6 +23,9 @@
 #elif defined(HEED_BYTE_PRODUCTS)
 #define HEED_EXPORT(Type, F) \
   Type F(const Context& ctx) { return HasByteProducts(ctx.allowed_targets()) ? N_AVX3_DL::F() : Type{}; }
+#elif defined(HEED_AMX) && defined(HEED_NATIVE_TARGET)
+#define HEED_EXPORT(Type, F) \
+  Type F(const Context& ctx) { return AmxOf(ctx.allowed_targets()) == AmxUnit::kHardware ? N_AVX3_SPR::F() : Type{}; }
 #elif defined(HEED_AMX)
 #define HEED_EXPORT(Type, F)                                      \
   Type F(const Context& ctx) {                                    \
