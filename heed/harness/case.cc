@@ -54,7 +54,7 @@ std::vector<TensorView> Views(const std::vector<Buffer>& buffers) {
 }  // namespace
 
 std::string ToString(const Sizes& s) {
-  return "B" + std::to_string(s.B) + "_" + Pair("T", s.Tq, s.Tk) + "_" + Pair("H", s.Hq, s.Hkv) + "_" +
+  return std::string("B") + std::to_string(s.B) + "_" + Pair("T", s.Tq, s.Tk) + "_" + Pair("H", s.Hq, s.Hkv) + "_" +
          Pair("D", s.D, s.Dv);
 }
 

@@ -117,8 +117,8 @@ Call CheckedCall(const char* op, const Inputs& in, const Options& options, bool 
     const bool first = name[0] == 'e';
     if (t.rank() != 2 || t.size(0) < 1 || (!first && t.size(0) != in.e.size(0)) || t.size(1) < longest) {
       Fail(op, name, "has shape " + t.ShapeString(),
-           "[" + (first ? "R >= 1" : std::to_string(in.e.size(0))) + ", at least " + std::to_string(longest) +
-               " columns]");
+           std::string("[") + (first ? "R >= 1" : std::to_string(in.e.size(0))) + ", at least " +
+               std::to_string(longest) + " columns]");
     }
     if (data || t.data() != nullptr) mechanism::CheckReadable(op, name, t);
   }

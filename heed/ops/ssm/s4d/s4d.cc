@@ -34,8 +34,9 @@ struct Impulse {
     if (!kernel.present()) mechanism::Fail(op, name, "is absent", "a tensor");
     const bool known = in.log_dt.present() && in.log_dt.rank() == 1;
     if (kernel.rank() != 2 || (known && kernel.size(0) != in.log_dt.size(0))) {
-      mechanism::Fail(op, name, "has shape " + kernel.ShapeString(),
-                      known ? "[" + std::to_string(in.log_dt.size(0)) + ", L]" : "[D, L]");
+      std::string expected = "[D, L]";
+      if (known) expected.replace(1, 1, std::to_string(in.log_dt.size(0)));
+      mechanism::Fail(op, name, "has shape " + kernel.ShapeString(), expected);
     }
     if (!IsFloat(kernel.dtype())) {
       mechanism::Fail(op, name, std::string("has dtype ") + heed::Name(kernel.dtype()), "f64, f32, bf16 or f16");
