@@ -28,6 +28,7 @@ if(sources)
   endif()
   target_include_directories(_core PRIVATE ${PROJECT_BINARY_DIR})
   target_link_libraries(_core PRIVATE heed_advise heed_pages)
+  target_compile_options(_core PRIVATE $<$<CONFIG:Release>:-O1>)  # it converts arguments; the library computes
   target_precompile_headers(_core PRIVATE ${HEED_STANDARD_HEADERS} <nanobind/nanobind.h> <nanobind/stl/string.h>)
   if(UNIX AND NOT APPLE)
     set(map ${CMAKE_CURRENT_LIST_DIR}/module.map)
