@@ -8,7 +8,9 @@
 
 #include "heed/core/context.h"
 #include "heed/core/dispatch.h"
+#if !defined(HEED_ONLY_TARGETS) || (HWY_TARGETS & HEED_ONLY_TARGETS)
 #include "hwy/highway.h"
+#endif
 
 #if !defined(HEED_ONLY_TARGETS)
 #define HEED_EXPORT(Type, F) \
