@@ -32,7 +32,7 @@ if(sources OR cases)
   add_library(heed_harness STATIC EXCLUDE_FROM_ALL ${sources} ${cases} ${PROJECT_BINARY_DIR}/all_ops.cc
     $<TARGET_OBJECTS:heed_cases>)
   target_link_libraries(heed_harness PUBLIC heed_internal)
-  target_precompile_headers(heed_harness REUSE_FROM heed_cases)
+  target_precompile_headers(heed_harness PRIVATE ${HEED_STANDARD_HEADERS})
   set_source_files_properties(${PROJECT_SOURCE_DIR}/heed/harness/probe.cc ${PROJECT_SOURCE_DIR}/heed/harness/probe_pairs.cc
     PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 endif()
