@@ -55,7 +55,11 @@ void Info(const InfoOptions& options) {
     PrintJson(Json{{"version", HEED_VERSION},
                    {"cpu", os::CpuName()},
                    {"threads", threads},
-                   {"simd", {{"target", target}, {"available", available}}},
+                   {"simd",
+                    {{"target", target},
+                     {"available", available},
+                     {"compiled", CompiledTargets()},
+                     {"heed_targets", TargetsOption()}}},
                    {"tiles", os::HasAmx()},
                    {"roofs", roofs}});
     return;
@@ -64,6 +68,7 @@ void Info(const InfoOptions& options) {
   table.Add({"CPU", os::CpuName()});
   table.Add({"threads", std::to_string(threads)});
   table.Add({"SIMD target", Format("{} (available: {})", target, fmt::join(available, " "))});
+  table.Add({"compiled for", Format("{} (HEED_TARGETS={})", fmt::join(CompiledTargets(), " "), TargetsOption())});
   table.Add({"AMX tiles", os::HasAmx() ? "present" : "none: " + os::WhyNoAmx()});
   if (options.probe) {
     const auto rate = [&](const char* name, const char* unit) { return Rate(roofs[name].get<double>(), unit); };

@@ -1,0 +1,60 @@
+# The extension module heed._core and its type stubs, and the program, where the wheel wants them.
+file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/python/*.cc ${PROJECT_SOURCE_DIR}/python/caches/*.cc
+  ${PROJECT_SOURCE_DIR}/python/mechanism/*.cc ${PROJECT_SOURCE_DIR}/heed/patterns/*_py.cc)
+get_property(bindings GLOBAL PROPERTY HEED_OP_py)
+
+heed_write_list(${PROJECT_BINARY_DIR}/bind_all_ops.cc py nanobind/nanobind.h "void Bind(nanobind::module_& m);"
+  "void BindAllOps(nanobind::module_& m)" "" "NAME::Bind(m);" "")
+
+# Docstrings come from the headers' comments: heed/ops/f/x/x.h gives docstrings/x.h.
+get_target_property(headers heed HEADER_SET)
+list(FILTER headers INCLUDE REGEX "/heed/(ops|state)/")
+set(docstrings "")
+foreach(header IN LISTS headers)
+  cmake_path(GET header STEM name)
+  set(output ${PROJECT_BINARY_DIR}/docstrings/${name}.h)
+  add_custom_command(OUTPUT ${output} VERBATIM
+    COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/docstrings.py ${output} ${header}
+    DEPENDS ${PROJECT_SOURCE_DIR}/tools/docstrings.py ${header} ${PROJECT_SOURCE_DIR}/heed/mechanism/recurrent.h
+      ${PROJECT_SOURCE_DIR}/heed/mechanism/scanning.h)
+  list(APPEND docstrings ${output})
+endforeach()
+
+if(sources)
+  nanobind_add_module(_core NB_STATIC NOMINSIZE NB_DOMAIN heed
+    ${sources} ${bindings} ${PROJECT_BINARY_DIR}/bind_all_ops.cc ${docstrings})
+  if(TARGET nanobind-static)
+    set_target_properties(nanobind-static PROPERTIES SYSTEM ON)  # its warnings are not ours
+  endif()
+  target_include_directories(_core PRIVATE ${PROJECT_BINARY_DIR})
+  target_link_libraries(_core PRIVATE heed_advise heed_pages)
+  target_compile_options(_core PRIVATE $<$<CONFIG:Release>:-O1>)  # it converts arguments; the library computes
+  target_precompile_headers(_core PRIVATE ${HEED_STANDARD_HEADERS} <nanobind/nanobind.h> <nanobind/stl/string.h>)
+  if(UNIX AND NOT APPLE)
+    set(map ${CMAKE_CURRENT_LIST_DIR}/module.map)
+    target_link_options(_core PRIVATE LINKER:--version-script=${map})
+    set_property(TARGET _core APPEND PROPERTY LINK_DEPENDS ${map})
+  endif()
+  # nanobind's stub is the source of those that type checkers read: heed._core's and heed.torch's.
+  set(stubs ${PROJECT_BINARY_DIR}/_core.pyi ${PROJECT_BINARY_DIR}/torch.pyi)
+  set(tool ${PROJECT_SOURCE_DIR}/tools/stubs.py)
+  set(package ${PROJECT_SOURCE_DIR}/python/heed)
+  nanobind_add_stub(_core_functions MODULE _core OUTPUT ${PROJECT_BINARY_DIR}/stub/_core.pyi
+    PYTHON_PATH $<TARGET_FILE_DIR:_core> DEPENDS _core)
+  add_custom_command(OUTPUT ${stubs} VERBATIM
+    COMMAND ${Python_EXECUTABLE} ${tool} ${PROJECT_BINARY_DIR}/stub/_core.pyi ${package} ${stubs}
+    DEPENDS ${PROJECT_BINARY_DIR}/stub/_core.pyi ${tool} ${package}/_typing.py ${package}/_signatures.py
+      ${package}/torch/__init__.py)
+  add_custom_target(_core_stub ALL DEPENDS ${stubs})
+  # For the wheel, which asks for this component: the paths are those of a package, and of where it was built last.
+  set(of_wheel COMPONENT python EXCLUDE_FROM_ALL)
+  install(TARGETS _core LIBRARY DESTINATION heed ${of_wheel})
+  install(FILES ${PROJECT_BINARY_DIR}/_core.pyi DESTINATION heed ${of_wheel})
+  install(FILES ${PROJECT_BINARY_DIR}/torch.pyi DESTINATION heed/torch RENAME __init__.pyi ${of_wheel})
+  if(HEED_WITH_CUDA AND NOT HEED_CUDA_FAST_COMPILE)
+    install(TARGETS heed_cuda LIBRARY DESTINATION heed ${of_wheel})
+  endif()
+  if(TARGET heed_cli AND SKBUILD_SCRIPTS_DIR)
+    install(PROGRAMS $<TARGET_FILE:heed_cli> DESTINATION ${SKBUILD_SCRIPTS_DIR} ${of_wheel})
+  endif()
+endif()

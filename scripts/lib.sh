@@ -146,16 +146,17 @@ ensure_venv() {
   # Without isolation, in the build folder of the release and with its options: nothing is compiled twice. The module
   # and the program link the library's objects, so that what is installed stands alone here too.
   CMAKE_BUILD_PARALLEL_LEVEL=$JOBS "$VENV/bin/pip" install -q --no-deps --no-build-isolation -C build-dir=build/release \
-    -C cmake.define.BUILD_SHARED_LIBS=ON -C cmake.define.HEED_BUILD_TESTS=ON -C cmake.define.HEED_BUILD_BENCHMARKS=ON .
+    -C cmake.define.HEED_TARGETS=all -C cmake.define.BUILD_SHARED_LIBS=ON -C cmake.define.HEED_BUILD_TESTS=ON \
+    -C cmake.define.HEED_BUILD_BENCHMARKS=ON .
   printf '%s\n' "$key" >"$stamp"
 }
 
 # --- what the scripts ask for ---------------------------------------------------------------------------------------------
 
-setup_job() {
+setup_job() {  # all|native: the SIMD targets of a build that is not there yet
   ensure_packages job
   ensure_highway
-  [ -e build/release/build.ninja ] || configure release -DHEED_BUILD_TESTS=OFF -DHEED_BUILD_BENCHMARKS=OFF
+  [ -e build/release/build.ninja ] || configure release -DHEED_TARGETS="$1" -DHEED_BUILD_TESTS=OFF -DHEED_BUILD_BENCHMARKS=OFF
   build release heed_cli
 }
 
@@ -188,7 +189,7 @@ setup_everything() {
   ensure_highway
   ensure_cutlass
   # shellcheck disable=SC2046
-  configure release -DHEED_BUILD_TESTS=ON -DHEED_BUILD_BENCHMARKS=ON $(with_cuda)
+  configure release -DHEED_TARGETS=all -DHEED_BUILD_TESTS=ON -DHEED_BUILD_BENCHMARKS=ON $(with_cuda)
   # Packages are unpacked by one core, and fetched by none: meanwhile others compile.
   ensure_requirements &
   local requirements=$!

@@ -21,17 +21,18 @@ std::atomic<int64_t> allocations{0};
 }  // namespace
 
 #if !HEED_THREAD_SANITIZER  // which has its own, and they cannot be replaced
-// Replaces the allocation functions of the whole program, the library included.
-void* operator new(size_t size) {
+// Replaces the allocation functions of the whole program, the library included. They are not inlined, as a compiler
+// that sees half of them reports free() of what operator new returned.
+[[gnu::noinline]] void* operator new(size_t size) {
   allocations.fetch_add(1, std::memory_order_relaxed);
   if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
   throw std::bad_alloc();
 }
-void* operator new[](size_t size) { return operator new(size); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void* operator new[](size_t size) { return operator new(size); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
 #endif
 
 namespace heed {

@@ -88,22 +88,22 @@ class Cached : public Candidate {
     const double D = static_cast<double>(s.D), Dv = static_cast<double>(s.Dv);
     const double key_heads = static_cast<double>(s.B * s.Hkv), pairs = rows * tokens, size = ElementBytes();
     Load load = {{"row", rows}, {"pair", pairs}};
-    std::string name = "attention ";
+    const char* name = "attention decode";
     if (kind_.level == Level::kSkip) {  // all keys, but only some values
-      name = "certified_attention skip ";
+      name = "certified_attention skip decode";
       AddBytes(key_heads * tokens * (D + kept * Dv) * size, load);
       load["flop"] = 2 * pairs * (D + kept * Dv);
     } else if (kind_.level) {
-      name = "certified_attention sketch ";
+      name = "certified_attention sketch decode";
       AddBytes(key_heads * tokens * (D + 8 + kept * (D + Dv) * size), load);
       load["sketch_flop"] = 2 * pairs * D;
       load["flop"] = 2 * pairs * kept * (D + Dv);
     } else {
-      if (kind_.quantize == Quantize::kInt8) name = "attention int8 ";
+      if (kind_.quantize == Quantize::kInt8) name = "attention int8 decode";
       AddBytes(key_heads * tokens * (D + Dv) * size, load);
       load["flop"] = 2 * pairs * (D + Dv);
     }
-    return {{{name + "decode", dtype, threads}, load}};
+    return {{{name, dtype, threads}, load}};
   }
 
   // The size of a page of the cache, times the number of pages for these tokens.

@@ -23,6 +23,7 @@ int CheckedThreads(int num_threads) {
 
 // HEED_ISA is the only environment variable that the library reads.
 int64_t TargetsFromEnvironment() {
+  CheckCpuHasTarget();
   const char* isa = std::getenv("HEED_ISA");
   return isa == nullptr || *isa == '\0' ? kAllTargets : TargetsUpTo(isa);
 }

@@ -34,7 +34,7 @@ HEED_API Executor DefaultExecutor();
 class HEED_API Context {
  public:
   // 0 threads means one per CPU that the process may use. Throws InvalidArgument below 0 or above 4096, and for an
-  // invalid HEED_ISA.
+  // invalid HEED_ISA, Unsupported if the library was built for the SIMD target of another machine alone.
   explicit Context(int num_threads = 0);
   explicit Context(Executor executor);
   ~Context();

@@ -4,6 +4,7 @@
 #include "hwy/highway.h"
 
 #include <atomic>
+#include <utility>
 
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
@@ -20,17 +21,24 @@ int64_t Supported() {
 
 // Kernels for bf16 are compiled for one more target (targets.h).
 int64_t Available(DType dtype) {
-  return Supported() & (dtype == DType::kBF16 ? HWY_TARGETS | HWY_AVX3_ZEN4 : HWY_TARGETS);
+  const int64_t extra = dtype == DType::kBF16 ? HEED_EXTRA_TARGETS & HWY_AVX3_ZEN4 : 0;
+  return Supported() & (HWY_TARGETS | extra);
 }
 
 // Kernels for int8 keys are compiled for AVX3_DL too.
-int64_t Available() { return Available(DType::kBF16) | (Supported() & HWY_AVX3_DL); }
+int64_t Available() { return Available(DType::kBF16) | (Supported() & HEED_EXTRA_TARGETS & HWY_AVX3_DL); }
 
 // AMX is not a Highway target here. Highway reserves the lowest bits, so this one is free.
 constexpr int64_t kAmx = 1;
 static_assert((HWY_TARGETS & kAmx) == 0);
 
 std::atomic<int> emulations{0};
+
+#ifdef HEED_NATIVE_TARGET
+constexpr char kOfThisMachine[] = " (built with HEED_TARGETS=native)";
+#else
+constexpr char kOfThisMachine[] = "";
+#endif
 
 // Better targets have lower bits.
 int64_t Best(int64_t targets) { return targets & -targets; }
@@ -40,16 +48,36 @@ int64_t BestAllowed(int64_t allowed) {
   return Best(usable != 0 ? usable : HWY_STATIC_TARGET);
 }
 
+std::vector<std::string> Names(int64_t targets) {
+  std::vector<std::string> names;
+  for (; targets != 0; targets &= targets - 1) names.emplace_back(hwy::TargetName(Best(targets)));
+  return names;
+}
+
 }  // namespace
+
+const char* TargetsOption() {
+#ifdef HEED_NATIVE_TARGET
+  return "native";
+#else
+  return "all";
+#endif
+}
+
+std::vector<std::string> CompiledTargets() { return Names(HWY_TARGETS | (HWY_ARCH_X86 ? HEED_EXTRA_TARGETS : 0)); }
+
+void CheckCpuHasTarget() {
+  if (Available(DType::kF32) != 0) return;
+  throw Unsupported(std::string("heed was built with HEED_TARGETS=native, for ") + hwy::TargetName(HWY_STATIC_TARGET) +
+                    ", which this CPU lacks");
+}
 
 std::vector<std::string> AvailableTargets(DType dtype) {
   std::vector<std::string> names;
   if (dtype != DType::kF64 && AmxOf(kAllTargets) != AmxUnit::kNone) {
     names.emplace_back("tiles");
   }
-  for (int64_t rest = Available(dtype); rest != 0; rest &= rest - 1) {
-    names.emplace_back(hwy::TargetName(Best(rest)));
-  }
+  for (std::string& name : Names(Available(dtype))) names.push_back(std::move(name));
   return names;
 }
 
@@ -68,7 +96,7 @@ int64_t TargetsUpTo(std::string_view given) {
   const std::string_view no_target = hwy::TargetName(0);
   for (int bit = 0; bit < 63; ++bit) {
     if (name != no_target && name == hwy::TargetName(int64_t{1} << bit)) {
-      throw Unsupported("isa is '" + std::string(given) + "', available here: " + available + "tiles");
+      throw Unsupported("isa is '" + std::string(given) + "', available here: " + available + "tiles" + kOfThisMachine);
     }
   }
   throw InvalidArgument("isa is '" + std::string(given) + "', expected one of: " + available + "tiles");
@@ -85,11 +113,12 @@ AmxUnit AmxOf(int64_t allowed) {
 EmulateAmx::EmulateAmx() { ++emulations; }
 EmulateAmx::~EmulateAmx() { --emulations; }
 
-bool HasBF16Pairs(int64_t allowed) { return (Supported() & allowed & HWY_AVX3_ZEN4) != 0; }
+bool HasBF16Pairs(int64_t allowed) { return (Supported() & allowed & HEED_EXTRA_TARGETS & HWY_AVX3_ZEN4) != 0; }
 
-bool HasByteProducts(int64_t allowed) { return (Supported() & allowed & HWY_AVX3_DL) != 0; }
+bool HasByteProducts(int64_t allowed) { return (Supported() & allowed & HEED_EXTRA_TARGETS & HWY_AVX3_DL) != 0; }
 
 size_t TargetIndex(int64_t allowed) {
+  if constexpr ((HWY_TARGETS & (HWY_TARGETS - 1)) == 0) return 0;  // tables of one target have one entry
   hwy::ChosenTarget chosen;
   chosen.Update(BestAllowed(allowed));
   return chosen.GetIndex();

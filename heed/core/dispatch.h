@@ -22,6 +22,14 @@ inline constexpr int64_t kAllTargets = ~int64_t{0};
 // every SIMD target and AMX tiles.
 HEED_API std::vector<std::string> AvailableTargets(DType dtype = DType::kF32);
 
+// The value of CMake's option HEED_TARGETS, "all" or "native", and the names of the targets that kernels of this build
+// are compiled for, best first, whether this CPU runs them or not.
+const char* TargetsOption();
+std::vector<std::string> CompiledTargets();
+
+// Throws Unsupported if this CPU runs none of the targets, which a build for another machine's target meets.
+void CheckCpuHasTarget();
+
 // The mask that allows `name` and every target below it. "tiles" allows everything, also on CPUs without AMX. Throws
 // InvalidArgument for a name that is not a target, Unsupported for a target that this build or CPU lacks.
 HEED_API int64_t TargetsUpTo(std::string_view name);

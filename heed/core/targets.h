@@ -20,9 +20,20 @@
 // is emulated for tests (simd/amx.h).
 //
 // HEED_ONLY_TARGETS lists the targets that such a file is for. The baseline, which Highway always compiles, has no code
-// in it.
+// in it. HEED_EXTRA_TARGETS lists all targets that only such files have.
+//
+// CMake's option HEED_TARGETS=native defines HEED_NATIVE_TARGET, the one of SSE2, AVX2 and AVX3 that this machine runs
+// best, and HEED_NATIVE_EXTRA, the sum of those of the other targets that it has (0 if it has none). Each file is then
+// compiled once. Code outside kernels stays code for every x86-64, so that the library can say on another CPU what it
+// lacks. AMX is not emulated.
 #ifndef HEED_CORE_TARGETS_H_
 #define HEED_CORE_TARGETS_H_
+
+#ifdef HEED_NATIVE_TARGET
+#define HEED_EXTRA_TARGETS (HEED_NATIVE_EXTRA)
+#else
+#define HEED_EXTRA_TARGETS (HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_AVX3_SPR)
+#endif
 
 #ifdef HEED_BF16_PAIRS
 #define HEED_ONLY_TARGETS HWY_AVX3_ZEN4
@@ -36,7 +47,11 @@
   (HWY_SSSE3 | HWY_SSE4 | HWY_AVX2 | HWY_AVX3 | HWY_AVX3_ZEN4 | HWY_AVX3_SPR | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | \
    HWY_SVE2_128 | HWY_RVV)
 #elif defined(HEED_AMX)
+#ifdef HEED_NATIVE_TARGET
+#define HEED_ONLY_TARGETS HWY_AVX3_SPR
+#else
 #define HEED_ONLY_TARGETS (HWY_AVX3_SPR | HWY_AVX2)
+#endif
 #define HWY_DISABLED_TARGETS                                                                                         \
   (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | \
    HWY_RVV)
@@ -56,6 +71,18 @@
 #ifdef HEED_ONE_TARGET
 #undef HWY_DISABLED_TARGETS
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_AVX3_SPR)
+#endif
+
+// Highway's names are defined by headers that follow this one, so these macros may contain them but no #if here may.
+#ifdef HEED_NATIVE_TARGET
+#ifdef HEED_ONLY_TARGETS
+#define HEED_WANTED_TARGETS (HEED_ONLY_TARGETS & HEED_EXTRA_TARGETS)
+#else
+#define HEED_WANTED_TARGETS 0
+#endif
+#undef HWY_DISABLED_TARGETS
+#define HWY_BASELINE_TARGETS (HEED_WANTED_TARGETS ? HEED_WANTED_TARGETS : HEED_NATIVE_TARGET)
+#define HWY_DISABLED_TARGETS (~HWY_BASELINE_TARGETS)
 #endif
 
 #endif  // HEED_CORE_TARGETS_H_

@@ -168,7 +168,8 @@ TensorView TensorView::Slice(int axis, int64_t begin, int64_t end) const {
 std::string ShapeString(std::span<const int64_t> sizes) {
   std::string text = "[";
   for (size_t i = 0; i < sizes.size(); ++i) {
-    text += (i == 0 ? "" : ",") + std::to_string(sizes[i]);
+    if (i > 0) text += ",";
+    text += std::to_string(sizes[i]);
   }
   return text + "]";
 }

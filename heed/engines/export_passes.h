@@ -8,7 +8,9 @@
 
 #include "heed/core/context.h"
 #include "heed/core/dispatch.h"
+#if !defined(HEED_ONLY_TARGETS) || (HWY_TARGETS & HEED_ONLY_TARGETS)
 #include "hwy/highway.h"
+#endif
 
 #if !defined(HEED_ONLY_TARGETS)
 #define HEED_EXPORT(Type, F) \
@@ -23,6 +25,9 @@
 #elif defined(HEED_BYTE_PRODUCTS)
 #define HEED_EXPORT(Type, F) \
   Type F(const Context& ctx) { return HasByteProducts(ctx.allowed_targets()) ? N_AVX3_DL::F() : Type{}; }
+#elif defined(HEED_AMX) && defined(HEED_NATIVE_TARGET)
+#define HEED_EXPORT(Type, F) \
+  Type F(const Context& ctx) { return AmxOf(ctx.allowed_targets()) == AmxUnit::kHardware ? N_AVX3_SPR::F() : Type{}; }
 #elif defined(HEED_AMX)
 #define HEED_EXPORT(Type, F)                                      \
   Type F(const Context& ctx) {                                    \

@@ -54,8 +54,9 @@ std::vector<TensorView> Views(const std::vector<Buffer>& buffers) {
 }  // namespace
 
 std::string ToString(const Sizes& s) {
-  return "B" + std::to_string(s.B) + "_" + Pair("T", s.Tq, s.Tk) + "_" + Pair("H", s.Hq, s.Hkv) + "_" +
-         Pair("D", s.D, s.Dv);
+  std::string text = "B";
+  text += std::to_string(s.B);
+  return text + "_" + Pair("T", s.Tq, s.Tk) + "_" + Pair("H", s.Hq, s.Hkv) + "_" + Pair("D", s.D, s.Dv);
 }
 
 std::ostream& operator<<(std::ostream& os, const Sizes& sizes) { return os << ToString(sizes); }

@@ -236,7 +236,7 @@ Pattern Build(const Builder& builder, std::vector<Value> values) {
   for (size_t i = values.size(); i < builder.parameters.size(); ++i) {
     const Parameter& parameter = builder.parameters[i];
     if (!parameter.otherwise) Refuse(builder, parameter, "is missing", "it to be given");
-    values.push_back(*parameter.otherwise);
+    values.emplace_back(*parameter.otherwise);
   }
   bool complete = true;
   std::string text;

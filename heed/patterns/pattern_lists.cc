@@ -188,9 +188,13 @@ std::shared_ptr<const Lists> Compiled(const Pattern& pattern, const PatternCall&
   static auto& recent = *new Recent<Lists>;  // never destroyed: threads may outlive static objects
   std::string key = pattern.node()->key;
   for (const int64_t x : {call.Tq, call.Tk, call.query_heads, call.key_heads, call.batch}) {
-    key += " " + std::to_string(x);
+    key += ' ';
+    key += std::to_string(x);
   }
-  for (const int64_t start : call.starts) key += " " + std::to_string(start);
+  for (const int64_t start : call.starts) {
+    key += ' ';
+    key += std::to_string(start);
+  }
   if (auto found = recent.Find(key)) return found;
   auto lists = std::make_shared<const Lists>(make(*pattern.node(), call));
   recent.Add(key, lists);

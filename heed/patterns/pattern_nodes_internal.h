@@ -367,9 +367,9 @@ class RowBlocksNode : public Node {
         heads_ == 0 || heads_ == call.key_heads || (builder != "keys" && (heads_ == 1 || heads_ == call.query_heads));
     if ((batches_ == 1 || batches_ == call.batches) && rows_ == call.Tq && heads_fit) return;
     const auto shape = [](int64_t b, int64_t t, int64_t h) {
-      std::string text = std::to_string(b) + "," + std::to_string(t);
-      if (h > 0) text += "," + std::to_string(h);
-      return "[" + text + ",n]";
+      std::string sizes = std::to_string(b) + "," + std::to_string(t);
+      if (h > 0) sizes += "," + std::to_string(h);
+      return "[" + sizes + ",n]";
     };
     std::string expected = shape(call.batches, call.Tq, 0);
     if (builder != "keys" && call.query_heads != call.key_heads) {

@@ -1,9 +1,14 @@
 // Products of f32 rows with int8 rows against exact sums: every number of rows and size, between guard pages, and
 // non-finite elements.
-#define HEED_ALL_TARGETS
 #define HWY_WANT_AVX3_DL
 #include "heed/core/targets.h"
-// After targets.h:
+// After targets.h: the targets that multiply bytes, and the baseline.
+#ifndef HEED_ONE_TARGET
+#undef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_ZEN4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#endif
+
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -110,7 +110,7 @@ void NSACache::Append(const ConstTensorView& k, const ConstTensorView& v, std::s
         t->rank() == 4 && t->size(0) == options_.batch && t->size(2) == options_.heads && t->size(3) == channels;
     if (!fits || t->size(1) < completed) {
       Fail(argument, "has shape " + t->ShapeString(),
-           "[" + std::to_string(options_.batch) + ",n," + std::to_string(options_.heads) + "," +
+           std::string("[") + std::to_string(options_.batch) + ",n," + std::to_string(options_.heads) + "," +
                std::to_string(channels) + "] with n = " + std::to_string(completed) + " or more windows");
     }
     if (t->device().type != DeviceType::kCpu || (t->num_elements() > 0 && t->data() == nullptr))

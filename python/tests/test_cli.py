@@ -151,6 +151,13 @@ def test_info():
     assert document("info", "--threads", 3)["threads"] == 3
 
 
+def test_info_names_the_targets_of_the_build():
+    simd = document("info")["simd"]
+    assert list(simd) == ["target", "available", "compiled", "heed_targets"]
+    assert simd["heed_targets"] == "all" and set(simd["available"]) <= set(simd["compiled"])
+    assert f"{' '.join(simd['compiled'])} (HEED_TARGETS=all)" in heed("info").stdout
+
+
 def test_info_obeys_the_cap():
     for target in document("info")["simd"]["available"]:
         assert document("info", "--isa", target)["simd"]["target"] == target

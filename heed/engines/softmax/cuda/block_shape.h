@@ -14,7 +14,7 @@ using heed::cuda::SharedTile;
 
 inline constexpr int kTileKeys = 64;
 static_assert(kSegmentKeys % kTileKeys == 0);
-inline constexpr int kSmallM = 16;  // rows of a small-M block
+inline constexpr int kSmallMRows = 16;  // rows of a small-M block
 
 // The division of rows: warps share the rows of a small-M block, each warp owns rows of a large-M block, and each
 // warpgroup owns rows of a WGMMA block (Hopper).
@@ -40,7 +40,7 @@ struct ForwardShape {
   static constexpr int kThreads = kWarps * heed::cuda::kWarp;
   // Blocks per SM, which limits registers; for f32 shared memory limits it.
   static constexpr int kBlocks = !kIsSmallM ? 1 : kRowBytes <= 256 ? 3 : kRowBytes <= 512 ? 2 : 1;
-  static constexpr int kRows = kIsSmallM ? cuda::kSmallM : kWarps * kMFragments * 16;
+  static constexpr int kRows = kIsSmallM ? cuda::kSmallMRows : kWarps * kMFragments * 16;
   // Stages of tiles in flight: small-M blocks wait for memory, and WGMMA reads two tiles at once.
   static constexpr int kStages = kUsesWgmma || (kIsSmallM && kRowBytes <= 256) ? 2 : 1;
   static constexpr int kLogitsPitch = kTileKeys + 8;  // of shared logits, padded against bank conflicts

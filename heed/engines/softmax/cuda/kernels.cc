@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kMostHeads = 65535;                    // limit of a grid's second axis
 constexpr int64_t kMostQueries = int64_t{1} << 30;       // kernels count rows in 32 bits
-constexpr int64_t kMostSmallM = 2 * cuda::kSmallM;       // rows per key head: two small-M blocks read its keys
+constexpr int64_t kMostSmallM = 2 * cuda::kSmallMRows;   // rows per key head: two small-M blocks read its keys
 constexpr int64_t kMostSplitFloats = int64_t{64} << 20;  // limit for large-M blocks
 
 std::string DeclinesOption(const Problem& p) {
@@ -169,7 +169,7 @@ void ForwardBy(const Kernel& kernel, cuda::BlockLaunches cuda::Launches::* launc
       std::stable_partition(sequences.begin(), sequences.end(), [&](const Sequence& s) { return IsSmallM(p, s); });
   const cuda::Arguments arguments(call, p, sequences);
   std::list<ForwardLaunch> launches;  // memory is allocated before anything is written
-  const RowBlocks small_m = {kernels.small_m, cuda::kSmallM, true, false};
+  const RowBlocks small_m = {kernels.small_m, cuda::kSmallMRows, true, false};
   const RowBlocks whole = {(kernels.*launches_of).forward, kernel.lanes(ctx, p), false,
                            launches_of == &cuda::Launches::wgmma};
   for (const RowBlocks& blocks : {small_m, whole}) {

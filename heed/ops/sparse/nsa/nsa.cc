@@ -27,7 +27,7 @@ void CheckCount(const char* op, const char* name, int64_t value, int64_t least) 
 void CheckCompressed(const char* op, const char* name, const ConstTensorView& t, const Shape& s, int64_t windows,
                      int64_t channels, DType dtype, bool data) {
   if (!t.present()) Fail(op, name, "is absent", "k_cmp and v_cmp, or none of them");
-  const std::string expected = "[" + std::to_string(s.B) + ",N," + std::to_string(s.Hkv) + "," +
+  const std::string expected = std::string("[") + std::to_string(s.B) + ",N," + std::to_string(s.Hkv) + "," +
                                std::to_string(channels) + "] with N = " + std::to_string(windows) + " or more windows";
   const bool fits = t.rank() == 4 && t.size(0) == s.B && t.size(2) == s.Hkv && t.size(3) == channels;
   if (!fits || t.size(1) < windows) Fail(op, name, "has shape " + t.ShapeString(), expected);

@@ -31,7 +31,7 @@ Shape CheckedShape(const char* op, const NSAView& cache, const ConstTensorView& 
   const KVView& tokens = cache.tokens;
   const bool fits =
       q.rank() == 4 && q.size(0) == tokens.batch && q.size(2) % tokens.heads == 0 && q.size(3) == tokens.dim;
-  const std::string expected = "[" + std::to_string(tokens.batch) + ",T,H," + std::to_string(tokens.dim) +
+  const std::string expected = std::string("[") + std::to_string(tokens.batch) + ",T,H," + std::to_string(tokens.dim) +
                                "] with H a multiple of " + std::to_string(tokens.heads);
   if (!fits) Fail(op, "q", q.present() ? "has shape " + q.ShapeString() : "is absent", expected);
   mechanism::CheckTensor(op, "q", q, q.sizes(), tokens.dtype, true);

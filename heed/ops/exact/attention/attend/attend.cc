@@ -244,7 +244,7 @@ void CheckCacheQueries(const char* op, const KVView& cache, const ConstTensorVie
   }
   if (q.rank() != 4 || q.size(0) != cache.batch || q.size(3) != cache.dim || q.size(2) % cache.heads != 0) {
     Fail(op, "q", "has shape " + q.ShapeString(),
-         "[" + Text(cache.batch) + ",T,H," + Text(cache.dim) + "], H a multiple of " + Text(cache.heads));
+         std::string("[") + Text(cache.batch) + ",T,H," + Text(cache.dim) + "], H a multiple of " + Text(cache.heads));
   }
   mechanism::CheckContiguousRows(op, "q", q);
   const int64_t most = cache.appended.empty() ? 0 : *std::ranges::max_element(cache.appended);
