@@ -23,7 +23,7 @@ struct AccuracyResult {
 // "accuracy attention f32 random options".
 std::vector<AccuracyResult> MeasureAccuracy(const Rows& rows);
 
-// What stands before the first row, and one row.
+// Return the lines above the first row, and one row.
 std::string AccuracyHeader();
 std::string AccuracyRow(const AccuracyResult& result);
 std::string AccuracyJson(const std::vector<AccuracyResult>& results);

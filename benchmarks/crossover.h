@@ -25,7 +25,7 @@ struct CrossoverRow {
 // `rows` selects mechanisms.
 std::vector<CrossoverRow> MeasureCrossover(const Rows& rows);
 
-// What stands before the first row, and one row.
+// Return the lines above the first row, and one row.
 std::string CrossoverHeader();
 std::string CrossoverText(const CrossoverRow& row);
 std::string CrossoverJson(const std::vector<CrossoverRow>& rows);

@@ -17,7 +17,7 @@ struct DriftResult {
 // Measures every mechanism that has a step. Names of rows are "gla ordinary".
 std::vector<DriftResult> MeasureDrift(const Rows& rows);
 
-// What stands before the first row, and one row.
+// Return the lines above the first row, and one row.
 std::string DriftHeader();
 std::string DriftRow(const DriftResult& result);
 std::string DriftJson(const std::vector<DriftResult>& results);

@@ -91,7 +91,7 @@ void AddRow(const Rows& rows, const std::string& name, const std::function<GateR
 GateResult MeasureRatio(const std::string& name, double goal, bool at_least,
                         const std::function<double(bool* clean)>& ratio);
 
-// What stands before the first row: the CPU, the peak and the columns.
+// Returns the lines above the first row: the CPU, the peak and the names of the columns.
 std::string GateHeader();
 
 // One row, aligned with the header's columns.

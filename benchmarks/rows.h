@@ -16,7 +16,7 @@ class Rows {
   // Returns whether the row is to be measured. If so, a terminal shows its name meanwhile.
   bool Begin(const std::string& name) const;
 
-  // Writes a row, or what stands before the first one, to stdout at once.
+  // Writes a row, or the lines above the first one, to stdout at once.
   void Print(const std::string& text) const;
 
  private:
