@@ -54,8 +54,8 @@ AccuracyResult Worst(const std::string& mechanism, const std::string& what, DTyp
 }
 
 // The usual rule for 16 bits: at most twice the error of a plain computation in 16 bits, plus a rounding of the result.
-AccuracyResult BesideNaive(DType dtype) {
-  AccuracyResult result{"attention", "twice plain", dtype, static_cast<int>(kRandomProblems), 0, 0, 0, true};
+AccuracyResult BesideNaive(const std::string& what, DType dtype) {
+  AccuracyResult result{"attention", what, dtype, static_cast<int>(kRandomProblems), 0, 0, 0, true};
   Context ctx;
   double worst_ratio = -1;
   for (uint64_t seed = 1; seed <= kRandomProblems; ++seed) {
@@ -76,30 +76,37 @@ AccuracyResult BesideNaive(DType dtype) {
 
 }  // namespace
 
-std::vector<AccuracyResult> MeasureAccuracy() {
+std::vector<AccuracyResult> MeasureAccuracy(const Rows& rows) {
   std::vector<AccuracyResult> results;
   for (const OpEntry& op : AllOps()) {
     for (const DType dtype : op.dtypes) {
-      results.push_back(Worst(op.name, "random options", dtype, kRandomProblems,
-                              [&](uint64_t seed) { return op.random_case(dtype, seed); }));
+      const auto add = [&](const std::string& what, const auto& measure) {
+        if (!rows.Begin(Format("accuracy {} {} {}", op.name, Name(dtype), what))) return;
+        results.push_back(measure(what));
+        rows.Print(AccuracyRow(results.back()));
+      };
+      add("random options", [&](const std::string& what) {
+        return Worst(op.name, what, dtype, kRandomProblems, [&](uint64_t seed) { return op.random_case(dtype, seed); });
+      });
       if (op.name != "attention") continue;
-      results.push_back(Worst(op.name, "logits to +-50", dtype, kLargeProblems,
-                              [&](uint64_t seed) { return LargeLogits(dtype, seed); }));
-      if (SizeOf(dtype) == 2) results.push_back(BesideNaive(dtype));
+      add("logits to +-50", [&](const std::string& what) {
+        return Worst(op.name, what, dtype, kLargeProblems, [&](uint64_t seed) { return LargeLogits(dtype, seed); });
+      });
+      if (SizeOf(dtype) == 2) add("twice plain", [&](const std::string& what) { return BesideNaive(what, dtype); });
     }
   }
   return results;
 }
 
-std::string AccuracyTable(const std::vector<AccuracyResult>& results) {
-  std::string text = "largest error against float64, and the error closest to its bound\n\n";
-  text += Format(kFormat, "mechanism", "problems", "dtype", "number", "max error", "error", "bound", "");
+std::string AccuracyHeader() {
+  return "largest error against float64, and the error closest to its bound\n\n" +
+         Format(kFormat, "mechanism", "problems", "dtype", "number", "max error", "error", "bound", "");
+}
+
+std::string AccuracyRow(const AccuracyResult& r) {
   const auto e = [](double x) { return Format("{:.1e}", x); };
-  for (const AccuracyResult& r : results) {
-    text += Format(kFormat, r.mechanism, r.what, Name(r.dtype), r.problems, e(r.max_error), e(r.error), e(r.bound),
-                   r.ok ? "ok" : "EXCEEDED");
-  }
-  return text;
+  return Format(kFormat, r.mechanism, r.what, Name(r.dtype), r.problems, e(r.max_error), e(r.error), e(r.bound),
+                r.ok ? "ok" : "EXCEEDED");
 }
 
 std::string AccuracyJson(const std::vector<AccuracyResult>& results) {

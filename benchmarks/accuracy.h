@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/rows.h"
 #include "heed/core/dtype.h"
 
 namespace heed::bench {
@@ -18,10 +19,13 @@ struct AccuracyResult {
   bool ok;
 };
 
-// Runs random options of every mechanism, and attention with logits up to +-50.
-std::vector<AccuracyResult> MeasureAccuracy();
+// Runs random options of every mechanism, and attention with logits up to +-50. Names of rows have the form
+// "accuracy attention f32 random options".
+std::vector<AccuracyResult> MeasureAccuracy(const Rows& rows);
 
-std::string AccuracyTable(const std::vector<AccuracyResult>& results);
+// Return the lines above the first row, and one row.
+std::string AccuracyHeader();
+std::string AccuracyRow(const AccuracyResult& result);
 std::string AccuracyJson(const std::vector<AccuracyResult>& results);
 
 }  // namespace heed::bench

@@ -4,10 +4,8 @@
 //   bench_ops [--benchmark_filter=REGEX] [--benchmark_format=json] ...
 //
 // The filters "gates", "recurrence", "scans", "patterns" (the gates of these), "decode", "crossover", "drift" and
-// "cpp_layers" select these tables alone, "." or no filter selects everything, and any other filter selects the
-// matching benchmarks without tables.
-#include <unistd.h>
-
+// "cpp_layers" select these tables alone, "gates/REGEX" those of the table's rows whose names match, "." or no filter
+// everything, and any other filter the matching benchmarks without tables. A row is printed as soon as it is measured.
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -27,6 +25,7 @@
 #include "benchmarks/drift.h"
 #include "benchmarks/gates.h"
 #include "benchmarks/layers.h"
+#include "benchmarks/rows.h"
 #include "heed/core/dispatch.h"
 #include "heed/core/os.h"
 #include "heed/harness/case.h"
@@ -105,94 +104,103 @@ std::string Flag(int argc, char** argv, std::string_view name) {
   return value;
 }
 
-void Progress(const std::string& text) {
-  if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K%s", text.c_str());
+// Tables print their rows as they measure them and return their members of the JSON document.
+using Json = nlohmann::ordered_json;
+
+Json Document(const char* name, const std::vector<GateResult>& results) {
+  return {{name, Json::parse(GateJson(results))}};
 }
 
-// A table, as text and as members of the JSON document.
-struct Report {
-  std::string text;
-  nlohmann::ordered_json json;
+Json Gates(const Rows& rows) {
+  rows.Print(AccuracyHeader());
+  const std::vector<AccuracyResult> accuracy = MeasureAccuracy(rows);
+  rows.Print("\n" + GateHeader());
+  Json document = {{"accuracy", Json::parse(AccuracyJson(accuracy))}};
+  document.update(Document("gates", MeasureGates(AttentionLines(), rows)));
+  return document;
+}
+
+Json Recurrence(const Rows& rows) {
+  rows.Print(GateHeader());
+  return Document("recurrence", MeasureGates(RecurrenceLines(), rows));
+}
+
+Json Scans(const Rows& rows) {
+  rows.Print(GateHeader());
+  return Document("scans", MeasureGates(ScanLines(), rows));
+}
+
+Json Patterns(const Rows& rows) {
+  rows.Print(GateHeader());
+  return Document("patterns", MeasureGates(PatternLines(), rows));
+}
+
+Json CrossoverTable(const Rows& rows) {
+  rows.Print(CrossoverHeader());
+  return {{"crossover", Json::parse(CrossoverJson(MeasureCrossover(rows)))}};
+}
+
+Json DriftTable(const Rows& rows) {
+  rows.Print(DriftHeader());
+  return {{"drift", Json::parse(DriftJson(MeasureDrift(rows)))}};
+}
+
+Json Decode(const Rows& rows) {
+  rows.Print(GateHeader());
+  return Document("decode", MeasureDecode(rows));
+}
+
+Json Layers(const Rows& rows) {
+  rows.Print(GateHeader());
+  return Document("cpp_layers", MeasureLayers(rows));
+}
+
+struct Table {
+  std::string_view name;
+  Json (*measure)(const Rows& rows);
 };
 
-Report Gates() {
-  Progress("accuracy");
-  const std::vector<AccuracyResult> accuracy = MeasureAccuracy();
-  const std::vector<GateResult> gates = MeasureGates(AttentionLines(), &Progress);
-  return {AccuracyTable(accuracy) + "\n" + GateTable(gates),
-          {{"accuracy", nlohmann::ordered_json::parse(AccuracyJson(accuracy))},
-           {"gates", nlohmann::ordered_json::parse(GateJson(gates))}}};
-}
+constexpr Table kTables[] = {{"gates", &Gates},       {"recurrence", &Recurrence},    {"scans", &Scans},
+                             {"patterns", &Patterns}, {"crossover", &CrossoverTable}, {"drift", &DriftTable},
+                             {"decode", &Decode},     {"cpp_layers", &Layers}};
 
-Report Recurrence() {
-  const std::vector<GateResult> gates = MeasureGates(RecurrenceLines(), &Progress);
-  return {GateTable(gates), {{"recurrence", nlohmann::ordered_json::parse(GateJson(gates))}}};
+// The table that a filter names, alone or followed by a slash; null if it names none.
+const Table* TableOf(std::string_view filter) {
+  const auto* end = std::end(kTables);
+  const auto* found = std::find_if(std::begin(kTables), end, [&](const Table& table) {
+    return filter == table.name || (filter.starts_with(table.name) && filter[table.name.size()] == '/');
+  });
+  return found == end ? nullptr : found;
 }
-
-Report Scans() {
-  const std::vector<GateResult> gates = MeasureGates(ScanLines(), &Progress);
-  return {GateTable(gates), {{"scans", nlohmann::ordered_json::parse(GateJson(gates))}}};
-}
-
-Report Patterns() {
-  const std::vector<GateResult> gates = MeasureGates(PatternLines(), &Progress);
-  return {GateTable(gates), {{"patterns", nlohmann::ordered_json::parse(GateJson(gates))}}};
-}
-
-Report CrossoverReport() {
-  const std::vector<CrossoverRow> rows = MeasureCrossover(&Progress);
-  return {CrossoverTable(rows), {{"crossover", nlohmann::ordered_json::parse(CrossoverJson(rows))}}};
-}
-
-Report DriftReport() {
-  const std::vector<DriftResult> results = MeasureDrift(&Progress);
-  return {DriftTable(results), {{"drift", nlohmann::ordered_json::parse(DriftJson(results))}}};
-}
-
-Report DecodeReport() {
-  const std::vector<GateResult> results = MeasureDecode(&Progress);
-  return {GateTable(results), {{"decode", nlohmann::ordered_json::parse(GateJson(results))}}};
-}
-
-Report LayersReport() {
-  const std::vector<GateResult> results = MeasureLayers(&Progress);
-  return {GateTable(results), {{"cpp_layers", nlohmann::ordered_json::parse(GateJson(results))}}};
-}
-
-constexpr struct {
-  std::string_view filter;
-  Report (*measure)();
-} kTables[] = {{"gates", &Gates},         {"recurrence", &Recurrence},     {"scans", &Scans},
-               {"patterns", &Patterns},   {"crossover", &CrossoverReport}, {"drift", &DriftReport},
-               {"decode", &DecodeReport}, {"cpp_layers", &LayersReport}};
 
 int Main(int argc, char** argv) {
   const std::string filter = Flag(argc, argv, "--benchmark_filter");
   const bool json = Flag(argc, argv, "--benchmark_format") == "json";
-  const bool everything = filter.empty() || filter == "." || filter == ".*" || filter == "all";
-  const bool one_table =
-      std::any_of(std::begin(kTables), std::end(kTables), [&](const auto& table) { return table.filter == filter; });
+  Json document = Json::object();
   Register();
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
 
-  std::ostringstream captured;  // with --json, to merge both into one document
-  if (!one_table && json && everything) {
-    benchmark::JSONReporter reporter;
-    reporter.SetOutputStream(&captured);
-    benchmark::RunSpecifiedBenchmarks(&reporter);
-  } else if (!one_table) {
-    benchmark::RunSpecifiedBenchmarks();
-  }
-  if (!one_table && !everything) return 0;
-  nlohmann::ordered_json document = nlohmann::ordered_json::object();
-  if (json && !one_table) document = nlohmann::ordered_json::parse(captured.str());
-  for (const auto& table : kTables) {
-    if (one_table && table.filter != filter) continue;
-    const Report report = table.measure();
-    Progress("");
-    document.update(report.json);
-    if (!json) std::printf("%s%s", one_table ? "" : "\n", report.text.c_str());
+  if (const Table* table = TableOf(filter)) {
+    const size_t rows = std::min(table->name.size() + 1, filter.size());
+    document = table->measure(Rows(filter.substr(rows), !json));
+  } else {
+    const bool everything = filter.empty() || filter == "." || filter == ".*" || filter == "all";
+    std::ostringstream captured;  // with --json, to merge both into one document
+    if (json && everything) {
+      benchmark::JSONReporter reporter;
+      reporter.SetOutputStream(&captured);
+      benchmark::RunSpecifiedBenchmarks(&reporter);
+      document = Json::parse(captured.str());
+    } else {
+      benchmark::RunSpecifiedBenchmarks();
+    }
+    if (!everything) return 0;
+    const Rows all("", !json);
+    for (const Table& each : kTables) {
+      all.Print("\n");
+      document.update(each.measure(all));
+    }
   }
   if (json) std::printf("%s\n", document.dump(2).c_str());
   return 0;

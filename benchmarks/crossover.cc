@@ -23,6 +23,7 @@ constexpr int64_t kShortest = 16, kLongest = 8192, kMostKeys = 131072;
 constexpr double kSampleSeconds = 0.0005;  // shorter calls are repeated
 constexpr int kRounds = 5;
 constexpr double kNever = -1;
+constexpr char kFormat[] = "{:<20} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}\n";  // of one row
 
 std::string Text(double seconds) { return Format("{:.4g}", 1e9 * seconds); }
 
@@ -103,39 +104,35 @@ Crossover Measure(const OpEntry& op, const std::string& pass) {
 
 }  // namespace
 
-std::vector<CrossoverRow> MeasureCrossover(void (*progress)(const std::string&)) {
-  std::vector<CrossoverRow> rows;
+std::vector<CrossoverRow> MeasureCrossover(const Rows& rows) {
+  std::vector<CrossoverRow> results;
   for (const OpEntry& op : AllOps()) {
-    CrossoverRow row{op.name, {}, {}, {}};
+    if (!rows.Begin(op.name)) continue;
     const auto measure = [&](const std::string& pass) -> std::optional<Crossover> {
       const bool has = std::find(op.passes.begin(), op.passes.end(), pass) != op.passes.end();
       if (!has) return std::nullopt;
-      progress(op.name + " " + pass);
       return Measure(op, pass);
     };
-    row.forward = measure("forward");
-    row.backward = measure("backward");
-    row.step = measure("step");
-    rows.push_back(row);
+    results.push_back({op.name, measure("forward"), measure("backward"), measure("step")});
+    rows.Print(CrossoverText(results.back()));
   }
-  return rows;
+  return results;
 }
 
-std::string CrossoverTable(const std::vector<CrossoverRow>& rows) {
-  static constexpr char kFormat[] = "{:<20} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}\n";
-  std::string text = Format(
+std::string CrossoverHeader() {
+  const std::string text = Format(
       "{}, target {}, f32, {} heads of {} channels, one thread\n"
       "ns per token and head at {} tokens, and from how many tokens on that is less "
       "than exact attention takes, causal\n\n",
       os::CpuName(), TargetName(kAllTargets), kHeads, kChannels, kTokens);
-  text += Format(kFormat, "mechanism", "forward", "from", "backward", "from", "one token", "from keys");
-  for (const CrossoverRow& row : rows) {
-    const auto time = [](const std::optional<Crossover>& c) { return c ? Text(c->seconds_per_token) : "-"; };
-    const auto from = [](const std::optional<Crossover>& c) { return c ? c->from : "-"; };
-    text += Format(kFormat, row.mechanism, time(row.forward), from(row.forward), time(row.backward), from(row.backward),
-                   time(row.step), from(row.step));
-  }
-  return text;
+  return text + Format(kFormat, "mechanism", "forward", "from", "backward", "from", "one token", "from keys");
+}
+
+std::string CrossoverText(const CrossoverRow& row) {
+  const auto time = [](const std::optional<Crossover>& c) { return c ? Text(c->seconds_per_token) : "-"; };
+  const auto from = [](const std::optional<Crossover>& c) { return c ? c->from : "-"; };
+  return Format(kFormat, row.mechanism, time(row.forward), from(row.forward), time(row.backward), from(row.backward),
+                time(row.step), from(row.step));
 }
 
 std::string CrossoverJson(const std::vector<CrossoverRow>& rows) {

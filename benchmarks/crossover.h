@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/rows.h"
+
 namespace heed::bench {
 
 // One pass of a mechanism compared with attention's. A step is compared with one query against as many keys.
@@ -20,10 +22,12 @@ struct CrossoverRow {
 };
 
 // Compares every mechanism with causal attention, f32, one thread. Throws std::runtime_error if a result is wrong.
-// `progress` is called before each measurement.
-std::vector<CrossoverRow> MeasureCrossover(void (*progress)(const std::string&));
+// `rows` selects mechanisms.
+std::vector<CrossoverRow> MeasureCrossover(const Rows& rows);
 
-std::string CrossoverTable(const std::vector<CrossoverRow>& rows);
+// Return the lines above the first row, and one row.
+std::string CrossoverHeader();
+std::string CrossoverText(const CrossoverRow& row);
 std::string CrossoverJson(const std::vector<CrossoverRow>& rows);
 
 }  // namespace heed::bench

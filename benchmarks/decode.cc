@@ -207,10 +207,13 @@ int64_t Tokens(DType dtype) { return Tokens(static_cast<int64_t>(SizeOf(dtype)))
 
 }  // namespace
 
-std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
+std::vector<GateResult> MeasureDecode(const Rows& rows) {
   const int threads = std::min(2, os::NumUsableCpus());
   Context ctx(threads);
   std::vector<GateResult> results;
+  const auto add = [&](const std::string& name, const std::function<GateResult()>& measure) {
+    AddRow(rows, name, measure, results);
+  };
   struct OfRead {
     DType dtype;
     int64_t group;
@@ -226,50 +229,45 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
     const bool int8 = c.quantize == Quantize::kInt8;
     const std::string name =
         Format("{} {} query heads per key head, of a raw read", int8 ? "int8" : Name(c.dtype), c.group);
-    progress(name);
-    Verify(c.dtype, 0, c.group, ctx, c.quantize);
-    Step step(c.dtype, int8 ? Tokens(int64_t{1}) : Tokens(c.dtype), 0, c.group, c.quantize);
-    std::vector<double> reads;
-    results.push_back(MeasureRatio(name, c.goals.OnThisCpu(), true, [&](bool* clean) {
-      const double read = step.ReadSeconds(ctx);
-      reads.push_back(step.Bytes() / read);
-      return read / Seconds(step, ctx, clean);
-    }));
-    results.back().name += Format(" ({:.1f} GB/s)", Summarize(reads).median / 1e9);
+    add(name, [&] {
+      Verify(c.dtype, 0, c.group, ctx, c.quantize);
+      Step step(c.dtype, int8 ? Tokens(int64_t{1}) : Tokens(c.dtype), 0, c.group, c.quantize);
+      std::vector<double> reads;
+      GateResult result = MeasureRatio(name, c.goals.OnThisCpu(), true, [&](bool* clean) {
+        const double read = step.ReadSeconds(ctx);
+        reads.push_back(step.Bytes() / read);
+        return read / Seconds(step, ctx, clean);
+      });
+      result.name += Format(" ({:.1f} GB/s)", Summarize(reads).median / 1e9);
+      return result;
+    });
   }
-  Step contiguous(DType::kF32, Tokens(DType::kF32), 0, 1);
-  for (const int64_t page : {16, 64}) {
-    const std::string name = Format("f32 pages of {} tokens / contiguous", page);
-    progress(name);
-    Verify(DType::kF32, page, 1, ctx);
-    Step paged(DType::kF32, Tokens(DType::kF32), page, 1);
-    results.push_back(MeasureRatio(
-        name, 1.05, false, [&](bool* clean) { return Seconds(paged, ctx, clean) / Seconds(contiguous, ctx, clean); }));
-  }
-  {
-    const std::string name = "f32 8 query heads per key head / 1";
-    progress(name);
-    Step eight(DType::kF32, Tokens(DType::kF32), 0, 8);
-    results.push_back(MeasureRatio(
-        name, 1.25, false, [&](bool* clean) { return Seconds(eight, ctx, clean) / Seconds(contiguous, ctx, clean); }));
-  }
-  {
-    const std::string name = "fork of 32768 tokens in pages of 64, microseconds";
-    progress(name);
+  // The time of a step of float32 relative to one with a contiguous cache and one query head per key head.
+  const auto relative = [&](const std::string& name, int64_t page, int64_t group, double goal) {
+    add(name, [&] {
+      Verify(DType::kF32, page, group, ctx);
+      Step plain(DType::kF32, Tokens(DType::kF32), 0, 1), other(DType::kF32, Tokens(DType::kF32), page, group);
+      return MeasureRatio(name, goal, false,
+                          [&](bool* clean) { return Seconds(other, ctx, clean) / Seconds(plain, ctx, clean); });
+    });
+  };
+  for (const int64_t page : {16, 64}) relative(Format("f32 pages of {} tokens / contiguous", page), page, 1, 1.05);
+  relative("f32 8 query heads per key head / 1", 0, 8, 1.25);
+  const std::string fork = "fork of 32768 tokens in pages of 64, microseconds";
+  add(fork, [&] {
     Step paged(DType::kF32, 32768, 64, 1);
-    results.push_back(MeasureRatio(name, 50, false, [&](bool* clean) {
-      const Sample s = TimeClean(1, [&] { const KVCache fork = paged.cache().Fork(); });
+    return MeasureRatio(fork, 50, false, [&](bool* clean) {
+      const Sample s = TimeClean(1, [&] { const KVCache copy = paged.cache().Fork(); });
       *clean = s.clean;
       return s.seconds * 1e6;
-    }));
-  }
-  {
-    const std::string name = "append of a token to 65536 tokens in pages of 64 / to 1024";
-    progress(name);
-    Step one(DType::kF32, 1024, 64, 1), other(DType::kF32, 65536, 64, 1);
+    });
+  });
+  const std::string append = "append of a token to 65536 tokens in pages of 64 / to 1024";
+  add(append, [&] {
+    Step brief(DType::kF32, 1024, 64, 1), lengthy(DType::kF32, 65536, 64, 1);
     const Buffer token(DType::kF32, {1, 1, kHeads, kDim});
     token.FillNormal(4);
-    const auto append = [&](KVCache& cache, bool* clean) {
+    const auto seconds = [&](KVCache& cache, bool* clean) {
       const int64_t before[] = {cache.lengths()[0]};
       const Sample s = TimeClean(1, [&] {
         for (int i = 0; i < 256; ++i) cache.Append(token.view(), token.view());
@@ -278,37 +276,34 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
       *clean = *clean && s.clean;
       return s.seconds;
     };
-    results.push_back(MeasureRatio(name, 1.25, false, [&](bool* clean) {
+    return MeasureRatio(append, 1.25, false, [&](bool* clean) {
       *clean = true;
-      const double few = append(one.cache(), clean);
-      return append(other.cache(), clean) / few;
-    }));
-  }
-  {
-    const std::string name = "f32 8 sequences: 16384 tokens each / shared";
-    progress(name);
+      const double few = seconds(brief.cache(), clean);
+      return seconds(lengthy.cache(), clean) / few;
+    });
+  });
+  const std::string sharing = "f32 8 sequences: 16384 tokens each / shared";
+  add(sharing, [&] {
     Batch shared(16384, true), apart(16384, false);
     shared.Run(ctx);
     apart.Run(ctx);
-    if (!SameBits(shared.o().view(), apart.o().view())) {
-      throw std::runtime_error("decode: sharing changes bits");
-    }
-    results.push_back(MeasureRatio(
-        name, 4, true, [&](bool* clean) { return Seconds(apart, ctx, clean) / Seconds(shared, ctx, clean); }));
-  }
+    if (!SameBits(shared.o().view(), apart.o().view())) throw std::runtime_error("decode: sharing changes bits");
+    return MeasureRatio(sharing, 4, true,
+                        [&](bool* clean) { return Seconds(apart, ctx, clean) / Seconds(shared, ctx, clean); });
+  });
   // The calls are so long that other processes interrupt them; with one thread, CPU time is reported.
   Context one(1);
   for (const int64_t heads : {16, 128}) {
-    Latent absorbed(8192, heads, false), expanded(8192, heads, true);
-    const std::string name = Format(
-        "f32 MLA {} heads, 8192 tokens, one thread: expanded / "
-        "absorbed, time (bytes {:.1f})",
-        heads, expanded.Bytes() / absorbed.Bytes());
-    progress(name);
-    results.push_back(MeasureRatio(
-        name, kNone, true, [&](bool* clean) { return Seconds(expanded, one, clean) / Seconds(absorbed, one, clean); }));
+    const std::string name = Format("f32 MLA {} heads, 8192 tokens, one thread: expanded / absorbed", heads);
+    add(name, [&] {
+      Latent absorbed(8192, heads, false), expanded(8192, heads, true);
+      GateResult result = MeasureRatio(name, kNone, true, [&](bool* clean) {
+        return Seconds(expanded, one, clean) / Seconds(absorbed, one, clean);
+      });
+      result.name += Format(", time (bytes {:.1f})", expanded.Bytes() / absorbed.Bytes());
+      return result;
+    });
   }
-  progress("");
   return results;
 }
 

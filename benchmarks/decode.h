@@ -11,7 +11,7 @@ namespace heed::bench {
 
 // One new token against caches of 256 MiB: fractions of the speed of a raw read, costs of pages and of query heads, and
 // the time of a fork. Throws std::runtime_error if a result is wrong.
-std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&));
+std::vector<GateResult> MeasureDecode(const Rows& rows);
 
 }  // namespace heed::bench
 

@@ -18,33 +18,34 @@ constexpr int64_t kChannels = 16;
 
 }  // namespace
 
-std::vector<DriftResult> MeasureDrift(void (*progress)(const std::string&)) {
+std::vector<DriftResult> MeasureDrift(const Rows& rows) {
   std::vector<DriftResult> results;
   Context ctx;
   for (const OpEntry& op : AllOps()) {
     const std::vector<std::string> variants = DriftVariants(op);
     for (const std::string& variant : variants) {
-      progress(op.name + " " + variant);
-      const char* plain = variants.size() > 1 ? "ordinary" : "none";
-      results.push_back({op.name, variant.empty() ? plain : variant, Drift(ctx, op, variant, kChannels, kEnds)});
+      const std::string decays = !variant.empty() ? variant : variants.size() > 1 ? "ordinary" : "none";
+      if (!rows.Begin(op.name + " " + decays)) continue;
+      results.push_back({op.name, decays, Drift(ctx, op, variant, kChannels, kEnds)});
+      rows.Print(DriftRow(results.back()));
     }
   }
   return results;
 }
 
-std::string DriftTable(const std::vector<DriftResult>& results) {
+std::string DriftHeader() {
   std::string text = Format(
       "rms error of o against float64, f32, {} channels, over the {} tokens before\n\n"
       "{:<18} {:<10}",
       kChannels, kDriftTokens, "mechanism", "decays");
   for (const int64_t end : kEnds) text += Format(" {:>9}", end);
-  text += "\n";
-  for (const DriftResult& r : results) {
-    text += Format("{:<18} {:<10}", r.mechanism, r.decays);
-    for (const double error : r.errors) text += Format(" {:>9.1e}", error);
-    text += "\n";
-  }
-  return text;
+  return text + "\n";
+}
+
+std::string DriftRow(const DriftResult& r) {
+  std::string text = Format("{:<18} {:<10}", r.mechanism, r.decays);
+  for (const double error : r.errors) text += Format(" {:>9.1e}", error);
+  return text + "\n";
 }
 
 std::string DriftJson(const std::vector<DriftResult>& results) {

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/rows.h"
+
 namespace heed::bench {
 
 struct DriftResult {
@@ -12,10 +14,12 @@ struct DriftResult {
   std::vector<double> errors;     // one per length
 };
 
-// Measures every mechanism that has a step; `progress` is called before each row.
-std::vector<DriftResult> MeasureDrift(void (*progress)(const std::string&));
+// Measures every mechanism that has a step. Names of rows are "gla ordinary".
+std::vector<DriftResult> MeasureDrift(const Rows& rows);
 
-std::string DriftTable(const std::vector<DriftResult>& results);
+// Return the lines above the first row, and one row.
+std::string DriftHeader();
+std::string DriftRow(const DriftResult& result);
 std::string DriftJson(const std::vector<DriftResult>& results);
 
 }  // namespace heed::bench

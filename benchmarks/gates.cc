@@ -166,13 +166,17 @@ void AddTwoThreads(const std::string& name, Side one, const Goals& goals, const 
   lines.push_back({name + ", speed-up", Ratio::kSpeedUp, two, one, speed_up});
 }
 
-std::vector<GateResult> MeasureGates(const std::vector<Line>& lines, void (*progress)(const std::string&)) {
+std::vector<GateResult> MeasureGates(const std::vector<Line>& lines, const Rows& rows) {
   std::vector<GateResult> results;
-  for (const Line& line : lines) {
-    progress(line.name);
-    results.push_back(Measure(line));
-  }
+  for (const Line& line : lines) AddRow(rows, line.name, [&] { return Measure(line); }, results);
   return results;
+}
+
+void AddRow(const Rows& rows, const std::string& name, const std::function<GateResult()>& measure,
+            std::vector<GateResult>& results) {
+  if (!rows.Begin(name)) return;
+  results.push_back(measure());
+  rows.Print(GateRow(results.back()));
 }
 
 GateResult MeasureRatio(const std::string& name, double goal, bool at_least,
@@ -191,22 +195,22 @@ GateResult MeasureRatio(const std::string& name, double goal, bool at_least,
   return ResultOf(name, goal, at_least, ratios, rejected);
 }
 
-std::string GateTable(const std::vector<GateResult>& results) {
-  std::string text = Format(
+std::string GateHeader() {
+  const std::string text = Format(
       "forward, f32 unless said, on {}\n{}, target {}, multiply-add {:.0f} GFLOP/s\n"
       "one thread unless said; fraction of the peak probed beside each sample, "
       "or a ratio of times\n\n",
       os::CpuName(), Name(ThisCpu()), TargetName(Targets()),
       probe::PeakFlopsPerSecond(DType::kF32, Targets(), 9) / 1e9);
-  text += Format(kFormat, "line", "goal", "median", "quartiles", "samples", "");
-  for (const GateResult& r : results) {
-    const std::string goal = std::isnan(r.goal) ? "-" : Format("{} {:.2f}", r.at_least ? ">=" : "<=", r.goal);
-    const bool none = r.rounds == 0;
-    text += Format(kFormat, r.name, goal, none ? "-" : Format("{:.3f}", r.median),
-                   none ? "-" : Format("{:.3f} - {:.3f}", r.q1, r.q3), Format("{}/{}", r.rounds, r.rounds + r.rejected),
-                   Verdict(r));
-  }
-  return text;
+  return text + Format(kFormat, "line", "goal", "median", "quartiles", "samples", "");
+}
+
+std::string GateRow(const GateResult& r) {
+  const std::string goal = std::isnan(r.goal) ? "-" : Format("{} {:.2f}", r.at_least ? ">=" : "<=", r.goal);
+  const bool none = r.rounds == 0;
+  return Format(kFormat, r.name, goal, none ? "-" : Format("{:.3f}", r.median),
+                none ? "-" : Format("{:.3f} - {:.3f}", r.q1, r.q3), Format("{}/{}", r.rounds, r.rounds + r.rejected),
+                Verdict(r));
 }
 
 std::string GateJson(const std::vector<GateResult>& results) {

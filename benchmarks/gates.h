@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/rows.h"
 #include "heed/core/dtype.h"
 
 namespace heed::bench {
@@ -79,16 +80,22 @@ struct GateResult {
   bool ok;               // also true if there is no goal
 };
 
-// Measures the lines, interleaved with probes. Throws std::runtime_error if a result is wrong. `progress` is called
-// before each line.
-std::vector<GateResult> MeasureGates(const std::vector<Line>& lines, void (*progress)(const std::string&));
+// Measures the lines that `rows` selects, interleaved with probes. Throws std::runtime_error if a result is wrong.
+std::vector<GateResult> MeasureGates(const std::vector<Line>& lines, const Rows& rows);
+
+// Calls `measure` for a row that is not among the lines, if `rows` selects it.
+void AddRow(const Rows& rows, const std::string& name, const std::function<GateResult()>& measure,
+            std::vector<GateResult>& results);
 
 // Measures a ratio that is not among the lines, 15 times; samples that set *clean to false do not count.
 GateResult MeasureRatio(const std::string& name, double goal, bool at_least,
                         const std::function<double(bool* clean)>& ratio);
 
-// An aligned table with the CPU and the goals.
-std::string GateTable(const std::vector<GateResult>& results);
+// Returns the lines above the first row: the CPU, the peak and the names of the columns.
+std::string GateHeader();
+
+// One row, aligned with the header's columns.
+std::string GateRow(const GateResult& result);
 
 // A JSON document: cpu, kind, lines.
 std::string GateJson(const std::vector<GateResult>& results);

@@ -109,7 +109,7 @@ std::vector<Subject> Subjects() {
   };
 }
 
-Buffer Rows(int64_t channels, uint64_t seed) {
+Buffer NormalRows(int64_t channels, uint64_t seed) {
   Buffer rows(DType::kF32, {kTokens, channels}, Placement::kAligned);
   rows.FillNormal(seed);
   return rows;
@@ -136,7 +136,7 @@ class WholeLayer {
 
   std::unique_ptr<layers::Layer> layer_;
   Context& ctx_;
-  Buffer x_ = Rows(kWidth, 2), y_ = Rows(kWidth, 3);
+  Buffer x_ = NormalRows(kWidth, 2), y_ = NormalRows(kWidth, 3);
 };
 
 // The products and operators of the layer, each on its own rows.
@@ -146,7 +146,7 @@ class Parts {
     for (const auto& [inputs, outputs] : subject.products) {
       const Buffer weight(DType::kF32, {outputs, inputs});
       weight.FillNormal(4);
-      products_.push_back({layers::Linear(weight.view()), Rows(inputs, 5), Rows(outputs, 6)});
+      products_.push_back({layers::Linear(weight.view()), NormalRows(inputs, 5), NormalRows(outputs, 6)});
     }
     for (const auto& [heads, channels] : subject.turns) {
       const Buffer x(DType::kF32, {kTokens, heads, channels}, Placement::kAligned);
@@ -185,7 +185,7 @@ class Parts {
 
 }  // namespace
 
-std::vector<GateResult> MeasureLayers(void (*progress)(const std::string&)) {
+std::vector<GateResult> MeasureLayers(const Rows& rows) {
   std::vector<int> counts = {1};
   if (os::NumUsableCpus() > 1) counts.push_back(2);
   std::vector<GateResult> results;
@@ -193,18 +193,20 @@ std::vector<GateResult> MeasureLayers(void (*progress)(const std::string&)) {
     for (const int threads : counts) {
       const std::string name =
           Format("{}, {} thread{}, over its parts", subject.layer.name, threads, threads == 1 ? "" : "s");
-      progress(name);
-      Context ctx(threads);
-      WholeLayer layer(subject.layer, ctx);
-      Parts parts(subject, ctx);
-      results.push_back(MeasureRatio(name, kGoal, false, [&](bool* clean) {
-        const Sample whole = TimeClean(threads, [&] { layer.Run(); }), apart = TimeClean(threads, [&] { parts.Run(); });
-        *clean = whole.clean && apart.clean;
-        return whole.seconds / apart.seconds;
-      }));
+      const auto measure = [&] {
+        Context ctx(threads);
+        WholeLayer layer(subject.layer, ctx);
+        Parts parts(subject, ctx);
+        return MeasureRatio(name, kGoal, false, [&](bool* clean) {
+          const Sample whole = TimeClean(threads, [&] { layer.Run(); });
+          const Sample apart = TimeClean(threads, [&] { parts.Run(); });
+          *clean = whole.clean && apart.clean;
+          return whole.seconds / apart.seconds;
+        });
+      };
+      AddRow(rows, name, measure, results);
     }
   }
-  progress("");
   return results;
 }
 

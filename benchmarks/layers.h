@@ -11,7 +11,7 @@ namespace heed::bench {
 
 // The time of each layer divided by that of its parts called one after the other. The remainder is norms, gates and
 // activations. Throws std::runtime_error if a result is wrong.
-std::vector<GateResult> MeasureLayers(void (*progress)(const std::string&));
+std::vector<GateResult> MeasureLayers(const Rows& rows);
 
 }  // namespace heed::bench
 

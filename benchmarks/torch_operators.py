@@ -25,13 +25,13 @@ import turns
 
 SHAPES = ((1, 8, 512, 64), (1, 8, 2048, 64), (1, 4, 8192, 128), (32, 12, 128, 64), (8, 12, 512, 64), (1, 14, 1000, 80))
 # Largest difference between the sides, relative to the largest value: both sum in float32 and round once or twice.
-TOLERANCE = {"f32": 3e-5, "bf16": 3e-2}
+TOLERANCE = {"f32": 3e-5, "bf16": 3e-2, "f16": 4e-3}
 
 
 def lines(threads):
     """(name, problem) of every line."""
     found = []
-    for dtype in ("f32", "bf16"):
+    for dtype in TOLERANCE:
         for run in ("forward", "train"):
             for b, h, n, d in SHAPES:
                 for kind in ("full", "causal"):
@@ -66,7 +66,8 @@ def measure(torch, heed, line, rounds):
     """A dict of one line."""
     name, run, dtype, sizes, threads = line
     torch.set_num_threads(threads)
-    q, k, v, do, mask = problem(torch, {"f32": torch.float32, "bf16": torch.bfloat16}[dtype], **sizes)
+    dtypes = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+    q, k, v, do, mask = problem(torch, dtypes[dtype], **sizes)
     leaves = [x.requires_grad_(run == "train") for x in (q, k, v)]
     options = dict(attn_mask=mask, is_causal=sizes["kind"] == "causal", enable_gqa="kv" in sizes)
 

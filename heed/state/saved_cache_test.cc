@@ -102,6 +102,17 @@ TEST_F(SavedCacheTest, RingsComeBackWithTheirGaps) {
   }
 }
 
+TEST_F(SavedCacheTest, AFileHasTheRowsThatARingKeeps) {
+  RingKVCache cache({.dim = 2, .window = 10, .sink_tokens = 4});
+  CacheModel model(cache.options());
+  AppendRandom(random_, cache, model, List{14});
+  AppendRandom(random_, cache, model, List{1});
+  cache.Save(path());
+  EXPECT_EQ(SafetensorsFile(path()).tensor("first_kept").as<int64_t>()[0], 5);  // token 4 alone is released
+  EXPECT_EQ(SafetensorsFile(path()).tensor("k.0").ShapeString(), "[14,1,2]");
+  EXPECT_EQ(Difference(RingKVCache::Load(path()).view(), model), "");
+}
+
 TEST_F(SavedCacheTest, LatentCachesComeBack) {
   LatentKVCache cache({.batch = 2, .latent = 5, .rope = 2, .page = 4});
   CacheModel model(cache.options());

@@ -53,6 +53,29 @@ def test_number_of_threads():
     assert heed.get_num_threads() == usable
 
 
+COUNT_THREADS = """
+import os
+import numpy as np
+import heed
+
+q = np.ones((1, 300, 4, 8), "f4")
+count = lambda: len(os.listdir("/proc/self/task"))
+heed.attention(q, q, q, threads=1)
+before = count()
+{use}
+print(count() - before)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="no /proc")
+@pytest.mark.parametrize("use", ["heed.attention(q, q, q, threads=3)",
+                                 "heed.set_num_threads(3); heed.attention(q, q, q)"])
+def test_a_call_has_the_threads_that_it_is_given(use):
+    code = COUNT_THREADS.format(use=use)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.stdout, result.stderr) == ("2\n", "")  # besides the caller's
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
 def test_the_affinity_mask_is_asked_when_it_matters():
     mask = os.sched_getaffinity(0)

@@ -196,6 +196,7 @@ void AddOptionMistakes(std::vector<Mistake>& all) {
     all.push_back({name, [set](Call& c) { set(c.p.options); }, message});
   };
   scalar("ScaleIsInfinite", [](Options& o) { o.scale = kInfinity; }, "scale is inf, expected a finite number");
+  scalar("ScaleIsMinusInfinite", [](Options& o) { o.scale = -kInfinity; }, "scale is -inf, expected a finite number");
   scalar("ScaleIsNan", [](Options& o) { o.scale = kNaN; }, "scale is nan, expected a finite number");
   scalar(
       "ScaleIsTooLargeForTheDType", [](Options& o) { o.scale = 1e300; }, "scale is 1e+300, expected a finite number");
@@ -248,6 +249,11 @@ void AddOptionMistakes(std::vector<Mistake>& all) {
                  [](Call& c) { c.p.options.query_starts = KeepInts(c.p, {0, std::numeric_limits<int64_t>::min()}); },
                  "query_starts contains -9223372036854775808, expected a "
                  "position of at most 2^61 either way"});
+  for (const int64_t start : {(int64_t{1} << 61) + 1, -(int64_t{1} << 61) - 1}) {
+    all.push_back({start > 0 ? "QueryStartsAreOneTooFar" : "QueryStartsAreOneTooFarBack",
+                   [start](Call& c) { c.p.options.query_starts = KeepInts(c.p, {start, 0}); },
+                   "query_starts contains " + std::to_string(start) + ", expected a position of at most 2^61"});
+  }
   all.push_back({"OnlySegmentsOfQueries",
                  [](Call& c) { c.p.options.segments_q = Keep(c.p, Buffer(DType::kI32, {2, 3}).FillConstant(0)); },
                  "segments_k is absent, expected both segments or neither"});
@@ -275,6 +281,16 @@ void AddOptionMistakes(std::vector<Mistake>& all) {
                    c.p.options.segments_k = Keep(c.p, k);
                  },
                  "segments_q contains 4294967297, expected ids below 2^31"});
+  all.push_back({"ASegmentIsTheFirstBeyond31Bits",
+                 [](Call& c) {
+                   const Buffer q(DType::kI64, {2, 3}), k(DType::kI64, {2, 5});
+                   q.FillConstant(1);
+                   q.Set({1, 2}, 0x1p31);
+                   k.FillConstant(1);
+                   c.p.options.segments_q = Keep(c.p, q);
+                   c.p.options.segments_k = Keep(c.p, k);
+                 },
+                 "segments_q contains 2147483648, expected ids below 2^31"});
   all.push_back({"MaskIsOfFloats", [](Call& c) { c.p.options.mask = New(c, DType::kF32, {3, 5}); },
                  "mask has dtype f32, expected bool (a float mask is a bias)"});
   all.push_back({"MaskDoesNotBroadcast", [](Call& c) { c.p.options.mask = New(c, DType::kBool, {2, 5}); },
@@ -308,6 +324,12 @@ void AddOptionMistakes(std::vector<Mistake>& all) {
                    c.p.options.log_decay = New(c, DType::kF32, {2, 3, 4});
                  },
                  "log_decay has shape [2,3,4], expected [2,5,4]"});
+  all.push_back({"LogDecayHasNoBatch",
+                 [](Call& c) {
+                   c.p.options.causal = true;
+                   c.p.options.log_decay = New(c, DType::kF32, {5, 4});
+                 },
+                 "log_decay has shape [5,4], expected [2,5,4]"});
   all.push_back({"LogDecayIsOfIntegers", [](Call& c) { c.p.options.log_decay = New(c, DType::kI32, {2, 5, 4}); },
                  "log_decay has dtype i32, expected a float dtype"});
   all.push_back({"LogDecayIsNotCausal", [](Call& c) { c.p.options.log_decay = New(c, DType::kF32, {2, 5, 4}); },
