@@ -54,7 +54,8 @@ std::vector<Argument> ArgumentsOf(const recurrent::Definition& definition) {
 
 std::vector<MixingMechanism> MakeTable() {
   const Argument q = {.name = "q", .size = Argument::kKey, .rotated = true},
-                 k = {.name = "k", .size = Argument::kKey, .rotated = true}, v = {.name = "v", .size = Argument::kValue};
+                 k = {.name = "k", .size = Argument::kKey, .rotated = true},
+                 v = {.name = "v", .size = Argument::kValue};
   std::vector<MixingMechanism> table = {{"none", {v}}, {"attention", {q, k, v}}};
   for (const char* name : kRecurrences) table.push_back({name, ArgumentsOf(RecurrenceNamed(name).definition)});
   return table;
