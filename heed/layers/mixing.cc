@@ -23,7 +23,7 @@ Argument::Size SizeOf(std::string_view axes) {
 // The arguments that a recurrence requires, in the order of its table.
 std::vector<Argument> ArgumentsOf(const recurrent::Definition& definition) {
   const auto is_required = [](const mechanism::Tensor& tensor) { return !tensor.optional; };
-  // Where nothing decays, positions are known from rotated queries and keys alone.
+  // Positions are known from rotated queries and keys alone where nothing decays.
   const bool rotated = std::ranges::none_of(definition.table.tensors, [&](const mechanism::Tensor& tensor) {
     return is_required(tensor) && tensor.role != Role::kQuery && tensor.role != Role::kKey &&
            tensor.role != Role::kValue;

@@ -154,7 +154,7 @@ struct StateTensor {
   const char* name;
   const char* axes;
   Role role = kState;
-  double absent = 0;  // the value that an absent one stands for
+  double absent = 0;  // the value of an absent one
 
   bool differentiable() const { return role != kMaximum; }
 };
@@ -179,7 +179,7 @@ struct Table {
   std::span<const Tensor> tensors;  // the first one determines the dtype and the sequences
   std::span<const StateTensor> states = {};
 
-  // The tensor with this role; null if there is none.
+  // The tensor with this role; null if no tensor has it.
   const Tensor* Find(Role role) const;
   bool Has(Role role) const { return Find(role) != nullptr; }
   size_t IndexOf(const Tensor& tensor) const { return static_cast<size_t>(&tensor - tensors.data()); }
