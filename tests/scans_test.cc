@@ -230,6 +230,20 @@ TEST_P(Scans, NoTokensPassStatesThroughAndGiveNoGradients) {
   }
 }
 
+// A size of 0 is known: no later tensor may have another one.
+TEST_P(Scans, NoTokensInOneTensorAreNoneInAll) {
+  const ScanCall call = Make({2, 5, 0, 4, 1}), other = Make({2, 5, 3, 4, 1});
+  CallInputs in = call.Views();
+  const auto second = std::ranges::find_if(call.axes.begin() + 1, call.axes.end(),
+                                           [](const std::string& axes) { return axes.find('T') != std::string::npos; });
+  if (second == call.axes.end()) return;  // s4d has one tensor over tokens
+  const auto i = static_cast<size_t>(second - call.axes.begin());
+  in.tensors[i] = other.Views().tensors[i];
+  EXPECT_THAT(
+      [&] { m().forward(ctx_, in, {}, call.WhatIsWritten()); },
+      ThrowsMessage<InvalidArgument>(HasSubstr(std::string(m().definition.table.tensors[i].name) + " has shape")));
+}
+
 // A NaN stays in its channel or, for mechanisms with heads, in its head, some of whose channels it may never reach.
 TEST_P(Scans, ANaNStaysInItsChannel) {
   for (const std::string& target : AvailableTargets()) {
