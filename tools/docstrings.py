@@ -7,8 +7,7 @@ structs that it takes and returns (where they first appear), and its own comment
 the opening comment, its own, and its constructor's; and kNameMethod for each public method that has a comment. All of
 it in the words of Python. Fields of structs that are arguments (Inputs, Options and their like) stand in a table of
 their own, kFields of header.h being kHeaderFields: bindings make a line of it for each parameter. Structs that come
-from another header, by `using x::Inputs` or as a base, bring its fields, its paragraph on sizes, and what the comment
-above the `using` says of shapes. A mechanism, which has a Forward, has all of these together as kDocs. A binding
+from another header, by `using x::Options` or as a base, bring its fields and the text of its opening. A mechanism, which has a Forward, has all of these together as kDocs. A binding
 includes the output for heed/ops/f/x/x.h as "docstrings/x.h".
 """
 import json
@@ -170,7 +169,6 @@ class Header:
                 self.enums[match[1]] = enum_values(match[2])
             elif names := USING.findall(code):
                 self.usings += names
-                self.shapes = comment
             elif match := CLASS.match(code):
                 found, arguments = class_docstrings(match[1], self.opening, comment, code)
                 self.found.update(found)
@@ -180,8 +178,6 @@ class Header:
                 first = "" if self.found or has_class else joined(self.opening, self.brought())
                 words = f"{parameters} {result}" + (" Tensors States" if "Inputs" in parameters else "")
                 self.found[name] = joined(first, *described(structs, words), comment)
-
-    shapes = ""  # the comment above `using`
 
     def source(self):
         """The header whose structs are this one's arguments, or None."""
@@ -204,27 +200,8 @@ class Header:
                         if text:
                             fields.setdefault(field, text)
         if source := self.source():
-            general = source.fields()
-            fields = {**general, **fields, **shaped(self.shapes, general)}
+            fields = {**source.fields(), **fields}
         return fields
-
-
-def shaped(comment, fields):
-    """Texts of fields whose shape a comment such as "p is like k, log_decay [B, T, HV]; v is i" gives."""
-    found = {}
-    for clause in re.split(r"[,;.]\s+(?![^\[]*\])", comment.replace("\n", " ")):
-        if match := re.match(r"(.*?)(?: is| are)? (\[.*?\])", clause):
-            shape = match[2]
-            for name in re.split(r", | and ", match[1]):
-                if name in fields:
-                    meaning = re.sub(r"^\[.*?\]((, | or )\[.*?\])*[:,]? ?", "", fields[name])
-                    found[name] = f"{shape}: {meaning}".rstrip(": ")
-        elif (match := re.fullmatch(r"(\w+) is (\w+)", clause)) and match[2] != "absent" and match[1] in fields:
-            found[match[2]] = fields[match[1]]
-    states = re.search(r"[Ss]tates have (.*)$", comment.replace("\n", " "))
-    if states and not states[1].startswith("S alone"):
-        found["states"] = states[1]
-    return found
 
 
 def in_python(text, namespace):
