@@ -327,7 +327,7 @@ TEST_P(Scans, GradientsThatAreNotAskedForChangeNoOthers) {
 }
 
 // The width of a column block, which has four vectors of channels.
-int64_t StripWidth(std::string_view target, int64_t element_bytes) {
+int64_t BlockWidth(std::string_view target, int64_t element_bytes) {
   int64_t vector_bytes = 64;
   if (target == "AVX2") vector_bytes = 32;
   if (target.starts_with("SS") || target.starts_with("EMU")) vector_bytes = 16;
@@ -372,7 +372,7 @@ TEST_P(Scans, MemoryIsWithinItsFormula) {
         for (const int threads : {1, 4}) {
           Context ctx(threads);
           ctx.set_isa(target);
-          const Formula most = FormulaOf(m().definition.rule, call, sizes, rank, threads, E, StripWidth(target, E));
+          const Formula most = FormulaOf(m().definition.rule, call, sizes, rank, threads, E, BlockWidth(target, E));
           EXPECT_LE(m().workspace(ctx, call.Views()), most.forward) << target;
           EXPECT_LE(m().backward_workspace(ctx, call.Views()), most.backward) << target;
           EXPECT_GT(8 * m().backward_workspace(ctx, call.Views()), most.backward) << target;
