@@ -7,8 +7,8 @@ structs that it takes and returns (where they first appear), and its own comment
 the opening comment, its own, and its constructor's; and kNameMethod for each public method that has a comment. All of
 it in the words of Python. Fields of structs that are arguments (Inputs, Options and their like) stand in a table of
 their own, kFields of header.h being kHeaderFields: bindings make a line of it for each parameter. Structs that come
-from another header, by `using x::Options` or as a base, bring its fields and the text of its opening. A mechanism, which
-has a Forward, has all of these together as kDocs. A binding includes the output for heed/ops/f/x/x.h as
+from another header, by `using x::Options` or as a base, bring its fields and the text of its opening. A mechanism,
+which has a Forward, has all of these together as kDocs. A binding includes the output for heed/ops/f/x/x.h as
 "docstrings/x.h".
 """
 import json
