@@ -75,6 +75,12 @@ std::string_view Find(Tables tables, std::string_view name) {
   return in(kEverywhere);
 }
 
+std::string Joined(std::initializer_list<std::string_view> parts) {
+  std::string text;
+  for (const std::string_view part : parts) text += part;
+  return text;
+}
+
 std::string Docstring(std::string_view text, std::string_view signature, Tables tables, std::string_view rest) {
   const std::vector<std::string_view> names = Parameters(signature);
   std::string result(text);

@@ -26,6 +26,8 @@ struct Docs {
 using Tables = std::initializer_list<std::span<const Said>>;
 std::string_view Find(Tables tables, std::string_view name);
 
+std::string Joined(std::initializer_list<std::string_view> parts);
+
 // `text`, a line for each parameter of `signature`, "def f(q: Array, *, ...) -> Result", and `rest`, which may begin on
 // the line after its literal's quotes.
 std::string Docstring(std::string_view text, std::string_view signature, Tables tables, std::string_view rest = "");

@@ -259,11 +259,11 @@ constexpr char kSignatureOfOptions[] =
 }  // namespace
 
 void Bind(nb::module_& m) {
-  const std::string inputs = std::string("q: Array, k: Array, v: Array, gates: Array, *, ") + kSignatureOfOptions;
-  static const std::string forward =
-      "def nsa(" + inputs + "out: OutArray | None = None, threads: int | None = None) -> Result";
-  static const std::string backward =
-      "def nsa_backward(do: Array, " + inputs + "threads: int | None = None) -> NSAGradients";
+  constexpr char kInputs[] = "q: Array, k: Array, v: Array, gates: Array, *, ";
+  static const std::string forward = Joined(
+      {"def nsa(", kInputs, kSignatureOfOptions, "out: OutArray | None = None, threads: int | None = None) -> Result"});
+  static const std::string backward = Joined(
+      {"def nsa_backward(do: Array, ", kInputs, kSignatureOfOptions, "threads: int | None = None) -> NSAGradients"});
   m.def(kOp, &RunForward, nb::sig(forward.c_str()),
         Docstring(doc::kForward, forward, {kSaid, doc::kNsaFields}, kInPython).c_str());
   const nb::object gradients =
