@@ -58,8 +58,7 @@ TEST(RecurrentDriftOfConstants, IsWithinTheBoundOfOrdinaryInputs) {
       return TensorView(rows.data(), DTypeOf<Element>::value, {1, T, 1, kSize});
     };
     Context ctx;
-    gla::Forward(ctx, {.q = view(x), .k = view(x), .v = view(x), .log_decay = view(g), .initial = {}}, {},
-                 {.o = view(o), .final = {}});
+    gla::Forward(ctx, {{view(x), view(x), view(x), view(g)}, {}}, {}, {view(o), {}});
     return static_cast<double>(o.back());
   };
   for (const double log_decay : {-1e-4, -1e-3, -1e-2}) {

@@ -35,8 +35,7 @@ struct Kernels {
   void (*explain)(const Arguments& in, Explanation& e);  // sets kernel and why
 };
 
-// A mechanism: its table, in the letters of scanning.h, and its options. A tensor over tokens has the dtype of the
-// first tensor or that of states, others any, unless their type says otherwise.
+// A mechanism: its table, in the letters of scanning.h, and its options.
 struct Definition {
   mechanism::Table table;
   scan::Rule rule = scan::Rule::kDecay;
