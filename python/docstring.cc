@@ -75,7 +75,7 @@ std::string_view Find(Tables tables, std::string_view name) {
   return in(kEverywhere);
 }
 
-std::string Concatenated(std::initializer_list<std::string_view> parts) {
+std::string JoinedText(std::initializer_list<std::string_view> parts) {
   std::string text;
   for (const std::string_view part : parts) text += part;
   return text;

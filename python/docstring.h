@@ -26,7 +26,7 @@ struct Docs {
 using Tables = std::initializer_list<std::span<const Said>>;
 std::string_view Find(Tables tables, std::string_view name);
 
-std::string Concatenated(std::initializer_list<std::string_view> parts);
+std::string JoinedText(std::initializer_list<std::string_view> parts);
 
 // `text`, a line for each parameter of `signature`, "def f(q: Array, *, ...) -> Result", and `rest`, which may begin on
 // the line after its literal's quotes.

@@ -170,8 +170,9 @@ nb::str Repr(nb::handle self) {
 void BindKVCache(nb::module_& m) {
   nb::class_<Owner<KVCache>, CacheOwner> c(
       m, kName,
-      Docstring(doc::kKVCache, kInitSignature, {kCacheArguments},
-                Concatenated({kCacheInPython, "  >>> cache = heed.KVCache(2, 4, 16, quantize=\"int8\")\n", kRowsOfExample}))
+      Docstring(
+          doc::kKVCache, kInitSignature, {kCacheArguments},
+          JoinedText({kCacheInPython, "  >>> cache = heed.KVCache(2, 4, 16, quantize=\"int8\")\n", kRowsOfExample}))
           .c_str());
   c.def("__init__", &Init, nb::sig(kInitSignature))
       .def("__repr__", &Repr)

@@ -72,7 +72,7 @@ void BindRingKVCache(nb::module_& m) {
   nb::class_<Owner<RingKVCache>, CacheOwner> c(
       m, kName,
       Docstring(doc::kRingKVCache, kRingInitSignature, {kCacheArguments},
-                Concatenated({kCacheInPython, "  >>> cache = heed.RingKVCache(2, 4, 16, window=3)\n", kRowsOfExample}))
+                JoinedText({kCacheInPython, "  >>> cache = heed.RingKVCache(2, 4, 16, window=3)\n", kRowsOfExample}))
           .c_str());
   c.def("__init__", &Init, nb::sig(kRingInitSignature))
       .def("__repr__", &Repr)
