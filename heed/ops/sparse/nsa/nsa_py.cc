@@ -260,9 +260,9 @@ constexpr char kSignatureOfOptions[] =
 
 void Bind(nb::module_& m) {
   constexpr char kInputs[] = "q: Array, k: Array, v: Array, gates: Array, *, ";
-  static const std::string forward = Joined(
+  static const std::string forward = JoinedText(
       {"def nsa(", kInputs, kSignatureOfOptions, "out: OutArray | None = None, threads: int | None = None) -> Result"});
-  static const std::string backward = Joined(
+  static const std::string backward = JoinedText(
       {"def nsa_backward(do: Array, ", kInputs, kSignatureOfOptions, "threads: int | None = None) -> NSAGradients"});
   m.def(kOp, &RunForward, nb::sig(forward.c_str()),
         Docstring(doc::kForward, forward, {kSaid, doc::kNsaFields}, kInPython).c_str());
