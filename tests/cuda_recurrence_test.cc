@@ -97,7 +97,8 @@ TEST_P(CudaRecurrenceTest, RandomProblemsAgreeWithTheReference) {
         cuda::SetEmulatedSeed(seed);
         const Case c = recurrent::RandomCase(moved, m.definition, dtype, seed);
         if (c.title.find(" log_decay_v[") != std::string::npos) {
-          EXPECT_THAT(Refusal<Unsupported>([&] { Compare(c, ctx_); }), HasSubstr("computes no decays of value channels"));
+          EXPECT_THAT(Refusal<Unsupported>([&] { Compare(c, ctx_); }),
+                      HasSubstr("computes no decays of value channels"));
           continue;
         }
         ASSERT_NO_FATAL_FAILURE(Agrees(c, &closest));

@@ -213,13 +213,13 @@ Subject<recurrent::Definition> Recurrence(const std::string& name, const recurre
   const auto problem = [=](const recurrent::Definition& d, const recurrent::Definition& of_problems, uint64_t seed) {
     mechanism::CaseFunctions<Structs, Own> f = FunctionsOf(functions);
     f.forward = [d](Context& ctx, const auto& in, const Own& with, const auto& out) {
-      recurrent::Forward("forward", ctx, d, Of::Of(in), with, Of::Of(out));
+      recurrent::Passes::Forward("forward", ctx, d, Of::Of(in), with, Of::Of(out));
     };
     f.backward = [d](Context& ctx, const auto& in, const Own& with, const auto& out) {
-      recurrent::Backward("backward", ctx, d, Of::Of(in), with, Of::Of(out));
+      recurrent::Passes::Backward("backward", ctx, d, Of::Of(in), with, Of::Of(out));
     };
     f.step = [d](Context& ctx, const auto& in, const Own& with, const auto& state, const TensorView& o) {
-      recurrent::Step("step", ctx, d, {mechanism::Members(in)}, with, {o, mechanism::Members(state)});
+      recurrent::Passes::Step("step", ctx, d, {mechanism::Members(in)}, with, {o, mechanism::Members(state)});
     };
     recurrent::Mechanism m = recurrent::Bound<Structs, Own>(name, of_problems, own, f);
     Loosen(m.of_problems);
@@ -235,14 +235,14 @@ Subject<scanning::Definition> Scan(const std::string& name, const scanning::Defi
   const auto problem = [=](const scanning::Definition& d, const scanning::Definition& of_problems, uint64_t seed) {
     mechanism::CaseFunctions<Structs, Own> f = FunctionsOf(functions);
     f.forward = [d](Context& ctx, const auto& in, const Own& with, const auto& out) {
-      scanning::Forward("forward", ctx, d, Of::Of(in), with, Of::Of(out));
+      scanning::Passes::Forward("forward", ctx, d, Of::Of(in), with, Of::Of(out));
     };
     f.backward = [d](Context& ctx, const auto& in, const Own& with, const auto& out) {
-      scanning::Backward("backward", ctx, d, Of::Of(in), with, Of::Of(out));
+      scanning::Passes::Backward("backward", ctx, d, Of::Of(in), with, Of::Of(out));
     };
     if (d.has_state()) {
       f.step = [d](Context& ctx, const auto& in, const Own& with, const auto& state, const TensorView& o) {
-        scanning::Step("step", ctx, d, {mechanism::Members(in)}, with, {o, mechanism::Members(state)});
+        scanning::Passes::Step("step", ctx, d, {mechanism::Members(in)}, with, {o, mechanism::Members(state)});
       };
     }
     scanning::Mechanism m = scanning::Bound<Structs, Own>(name, of_problems, own, f);

@@ -53,7 +53,7 @@ Formula FormulaOf(const Call& call, int64_t threads) {
   const int64_t backward_rows = (ungated ? 5 : 7) + (d.normalize ? 1 : 0);
   const int64_t few = 12 << 10;
   const bool scalar = gate == 1;
-  const Explanation explained = Explain("test", Context(1), d, call.Views(), call.options);
+  const Explanation explained = Passes::Explain("test", Context(1), d, call.Views(), call.options);
   const int64_t K32 = (q.size(3) + 31) / 32 * 32, V32 = (value_size + 31) / 32 * 32;
   const int64_t in_tiles = 4 * K32 * V32 + 576 * K32 + 128 * V32 + (62 << 10);
   const bool tiles = explained.kernel == "recurrence_tiles";
@@ -71,7 +71,7 @@ Formula FormulaOf(const Call& call, int64_t threads) {
 }
 
 int64_t BackwardBytes(const Context& ctx, const Call& call) {
-  return BackwardWorkspace("test", ctx, call.m->definition, call.Views(), call.options);
+  return Passes::BackwardWorkspace("test", ctx, call.m->definition, call.Views(), call.options);
 }
 
 TEST_P(Recurrent, MemoryIsWithinItsFormula) {
@@ -81,7 +81,7 @@ TEST_P(Recurrent, MemoryIsWithinItsFormula) {
         const Call call = Make(2, T, 2, group, 24, 40);
         const Context ctx(threads);
         const Formula most = FormulaOf(call, threads);
-        const int64_t forward = Workspace("test", ctx, call.m->definition, call.Views(), call.options);
+        const int64_t forward = Passes::Workspace("test", ctx, call.m->definition, call.Views(), call.options);
         EXPECT_LE(forward, most.forward);
         EXPECT_GT(forward, most.forward / 2 - threads * (12 << 10));
         EXPECT_LE(BackwardBytes(ctx, call), most.backward);

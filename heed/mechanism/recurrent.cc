@@ -78,11 +78,10 @@ double FlopsPerProduct(const Problem& p) {
   return p.delta == Delta::kNone ? 4 : p.delta == Delta::kAfterDecay ? 6 : 8;
 }
 
-// A checked call on the recurrence engine.
-struct Call : mechanism::Call {
-  using Definition = recurrent::Definition;
-  using Options = recurrent::Options;
+}  // namespace
 
+// A checked call on the recurrence engine.
+struct EngineCall : mechanism::Call {
   static std::string AxisName(char letter) {
     return letter == 'G' ? "HV" : letter == 'N' ? "n" : std::string(1, letter);
   }
@@ -90,6 +89,10 @@ struct Call : mechanism::Call {
     Options scale;  // the only option of a step
     scale.scale = options.scale;
     return scale;
+  }
+
+  static void CheckStep(const char* op, const Definition& definition) {
+    if (!definition.causal) mechanism::Fail(op, "causal", "is false", "true: one token at a time");
   }
 
   void Check(const char* op, const Context* checks, const Definition& definition, const Arguments& in,
@@ -147,7 +150,7 @@ struct Call : mechanism::Call {
   std::vector<float> decays_f32;
 };
 
-void Call::CheckSizes(const char* op, const Definition& definition, const Arguments& in) {
+void EngineCall::CheckSizes(const char* op, const Definition& definition, const Arguments& in) {
   const auto shape = [&](const Tensor& tensor) { return in.tensors[definition.table.IndexOf(tensor)].ShapeString(); };
   if (definition.channels()) {
     sizes.H = sizes.G;
@@ -170,8 +173,8 @@ void Call::CheckSizes(const char* op, const Definition& definition, const Argume
   }
 }
 
-void Call::Check(const char* op, const Context* checks, const Definition& definition, const Arguments& in,
-                 const Options& options, bool data) {
+void EngineCall::Check(const char* op, const Context* checks, const Definition& definition, const Arguments& in,
+                       const Options& options, bool data) {
   for (const double eps : {definition.eps, definition.feature_eps}) {
     if (!(eps >= 0) || std::isinf(eps)) Fail(op, "eps", "is " + mechanism::Text(eps), "a finite number >= 0");
   }
@@ -259,7 +262,7 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
   PlaceStates(definition, in.initial, &p.initial, &p.initial_z, &p.initial_m);
 }
 
-Rows Call::RowsOf(const ConstTensorView& t, std::string_view axes) const {
+Rows EngineCall::RowsOf(const ConstTensorView& t, std::string_view axes) const {
   if (!t.present()) return {};
   Rows rows = {t.data(), t.dtype()};
   for (size_t i = 0; i < axes.size(); ++i) {
@@ -277,7 +280,7 @@ Rows Call::RowsOf(const ConstTensorView& t, std::string_view axes) const {
   return rows;
 }
 
-Rows Call::KeptDecays(const ConstTensorView& t) {
+Rows EngineCall::KeptDecays(const ConstTensorView& t) {
   if (t.data() == nullptr) return {};
   const int64_t row = t.rank() == 2 ? t.size(1) : 1;
   for (int64_t h = 0; h < t.size(0); ++h) {
@@ -291,7 +294,8 @@ Rows Call::KeptDecays(const ConstTensorView& t) {
   return {decays_f32.data(), DType::kF32, 0, 0, row};
 }
 
-void Call::Forward(const char* op, Context& ctx, const Definition& definition, const Arguments&, const Results& out) {
+void EngineCall::Forward(const char* op, Context& ctx, const Definition& definition, const Arguments&,
+                         const Results& out) {
   problem.o = RowsOf(out.o, o_axes);
   PlaceStates(definition, out.states, &problem.final, &problem.final_z, &problem.final_m);
   const auto& kernel = recurrence::Choose(op, ctx, problem);
@@ -299,8 +303,8 @@ void Call::Forward(const char* op, Context& ctx, const Definition& definition, c
   kernel.forward(ctx, problem);
 }
 
-void Call::Backward(const char* op, Context& ctx, const Definition& definition, const Arguments& in,
-                    const Results& out) {
+void EngineCall::Backward(const char* op, Context& ctx, const Definition& definition, const Arguments& in,
+                          const Results& out) {
   recurrence::Gradients g;
   g.d_o = RowsOf(in.d_o, o_axes);
   for (size_t i = 0; i < out.gradients.size(); ++i) {
@@ -314,7 +318,8 @@ void Call::Backward(const char* op, Context& ctx, const Definition& definition, 
   kernel.backward(ctx, problem, g);
 }
 
-void Call::Step(const char* op, Context& ctx, const Definition& definition, const Arguments&, const Results& out) {
+void EngineCall::Step(const char* op, Context& ctx, const Definition& definition, const Arguments&,
+                      const Results& out) {
   Problem& p = problem;
   p.o = RowsOf(out.o, o_axes);
   PlaceStates(definition, out.states, &p.final, &p.final_z, &p.final_m);
@@ -328,7 +333,8 @@ void Call::Step(const char* op, Context& ctx, const Definition& definition, cons
   kernel.step(ctx, p);
 }
 
-void Call::Explain(const char* op, const Context& ctx, const Definition&, const Arguments&, Explanation& e) const {
+void EngineCall::Explain(const char* op, const Context& ctx, const Definition&, const Arguments&,
+                         Explanation& e) const {
   const Problem& p = problem;
   const recurrence::Kernel& kernel = recurrence::Choose(op, ctx, p);
   e.kernel = kernel.name;
@@ -341,10 +347,6 @@ void Call::Explain(const char* op, const Context& ctx, const Definition&, const 
   e.flops += 4 * tokens * static_cast<double>(p.value_heads) * static_cast<double>(p.projection_rows) *
              static_cast<double>(p.key_size);
 }
-
-using Passes = mechanism::Passes<Call>;
-
-}  // namespace
 
 bool Definition::channels() const { return std::string_view(value().axes).back() == 'C'; }
 
@@ -361,35 +363,6 @@ Delta Definition::delta() const {
   return table.Has(Role::kBeta) || table.Has(Role::kErase) ? Delta::kAfterDecay : Delta::kNone;
 }
 
-void Forward(const char* op, Context& ctx, const Definition& definition, const Arguments& in, const Options& options,
-             const Results& out) {
-  Passes::Forward(op, ctx, definition, in, options, out);
-}
-
-void Backward(const char* op, Context& ctx, const Definition& definition, const Arguments& in, const Options& options,
-              const Results& out) {
-  Passes::Backward(op, ctx, definition, in, options, out);
-}
-
-void Step(const char* op, Context& ctx, const Definition& definition, const Arguments& in, const Options& options,
-          const Results& out) {
-  if (!definition.causal) Fail(op, "causal", "is false", "true: one token at a time");
-  Passes::Step(op, ctx, definition, in, options, out);
-}
-
-int64_t Workspace(const char* op, const Context& ctx, const Definition& definition, const Arguments& in,
-                  const Options& options) {
-  return Passes::Workspace(op, ctx, definition, in, options);
-}
-
-int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& definition, const Arguments& in,
-                          const Options& options) {
-  return Passes::BackwardWorkspace(op, ctx, definition, in, options);
-}
-
-Explanation Explain(const char* op, const Context& ctx, const Definition& definition, const Arguments& in,
-                    const Options& options) {
-  return Passes::Explain(op, ctx, definition, in, options);
-}
-
 }  // namespace heed::recurrent
+
+template struct heed::mechanism::Passes<heed::recurrent::Definition>;

@@ -10,6 +10,7 @@
 #include "heed/core/context.h"
 #include "heed/engines/recurrence/problem.h"
 #include "heed/mechanism/call_internal.h"
+#include "heed/mechanism/passes_internal.h"
 #include "heed/mechanism/recurrent.h"
 
 namespace heed::recurrent {
@@ -34,11 +35,16 @@ struct Surroundings {
   bool wide_o = false, wide_dv = false;  // o and d_o, or dv, are in the accumulation dtype
 };
 
+struct EngineCall;  // a checked call, in recurrent.cc
+
 // A mechanism: its table, from whose roles and axes the form of the recurrence follows, and its options.
 //
 // Axes have one letter each: B, T, N writes, H key heads, G value heads, K, V, M, and C channels that are heads; for
 // states F features. Decays are constants G or GK, or BTG or BTGK per token.
 struct Definition {
+  using Call = recurrent::EngineCall;
+  using Options = recurrent::Options;
+
   mechanism::Table table;
   bool root_scale = false;  // the default scale is K^-1/2, else 1
   recurrence::Feature feature = recurrence::Feature::kIdentity;
@@ -69,24 +75,7 @@ inline int64_t FeaturesOf(const Definition& definition, const AxisSizes& sizes) 
   return recurrence::IsRandom(definition.feature) ? sizes.M : recurrence::FeatureSize(definition.feature, sizes.K);
 }
 
-// Each function checks all arguments before anything is written and throws InvalidArgument with `op`, the argument, its
-// value and what was expected.
-void Forward(const char* op, Context& ctx, const Definition& definition, const Arguments& in, const Options& options,
-             const Results& out);
-void Backward(const char* op, Context& ctx, const Definition& definition, const Arguments& in, const Options& options,
-              const Results& out);
-
-// One token: the states are updated in place.
-void Step(const char* op, Context& ctx, const Definition& definition, const Arguments& in, const Options& options,
-          const Results& out);
-
-// Bytes that the passes reserve in `ctx`, for all threads.
-int64_t Workspace(const char* op, const Context& ctx, const Definition& definition, const Arguments& in,
-                  const Options& options);
-int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& definition, const Arguments& in,
-                          const Options& options);
-Explanation Explain(const char* op, const Context& ctx, const Definition& definition, const Arguments& in,
-                    const Options& options);
+using Passes = mechanism::Passes<Definition>;
 
 }  // namespace heed::recurrent
 

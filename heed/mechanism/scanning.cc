@@ -150,8 +150,6 @@ void ChooseMethod(const Definition& definition, bool states, Problem& p) {
   if (p.has_taps) p.num_taps = scan::MostTokens(p);
 }
 
-using Passes = mechanism::Passes<Call>;
-
 }  // namespace
 
 // Throws for a strict context if neither tokens nor columns are contiguous, so that elements would be gathered one by
@@ -339,34 +337,6 @@ double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tok
   return (backward ? 3 : 1) * definition.flops * channels * static_cast<double>(states * pairs * tokens);
 }
 
-void Forward(const char* op, Context& ctx, const Definition& definition, const Arguments& in, const Options& options,
-             const Results& out) {
-  Passes::Forward(op, ctx, definition, in, options, out);
-}
-
-void Backward(const char* op, Context& ctx, const Definition& definition, const Arguments& in, const Options& options,
-              const Results& out) {
-  Passes::Backward(op, ctx, definition, in, options, out);
-}
-
-void Step(const char* op, Context& ctx, const Definition& definition, const Arguments& in, const Options& options,
-          const Results& out) {
-  Passes::Step(op, ctx, definition, in, options, out);
-}
-
-int64_t Workspace(const char* op, const Context& ctx, const Definition& definition, const Arguments& in,
-                  const Options& options) {
-  return Passes::Workspace(op, ctx, definition, in, options);
-}
-
-int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& definition, const Arguments& in,
-                          const Options& options) {
-  return Passes::BackwardWorkspace(op, ctx, definition, in, options);
-}
-
-Explanation Explain(const char* op, const Context& ctx, const Definition& definition, const Arguments& in,
-                    const Options& options) {
-  return Passes::Explain(op, ctx, definition, in, options);
-}
-
 }  // namespace heed::scanning
+
+template struct heed::mechanism::Passes<heed::scanning::Definition>;

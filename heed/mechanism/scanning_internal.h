@@ -8,6 +8,7 @@
 #include "heed/core/context.h"
 #include "heed/engines/scan/problem.h"
 #include "heed/mechanism/call_internal.h"
+#include "heed/mechanism/passes_internal.h"
 #include "heed/mechanism/scanning.h"
 
 namespace heed::scanning {
@@ -37,6 +38,9 @@ struct Kernels {
 
 // A mechanism: its table, in the letters of scanning.h, and its options.
 struct Definition {
+  using Call = scanning::Call;
+  using Options = scanning::Options;
+
   mechanism::Table table;
   scan::Rule rule = scan::Rule::kDecay;
   double flops = 0;                  // per token, channel and state, or per tap of a separate kernel; 0 for rows of
@@ -58,7 +62,8 @@ struct Call : mechanism::Call {
   using Options = scanning::Options;
 
   static std::string AxisName(char letter) { return letter == 'w' ? "W - 1" : std::string(1, letter); }
-  static Options OptionsOfStep(const Options&) { return {}; }
+  static Options OptionsOfStep(const Options&) { return {}; }  // no option has an effect
+  static void CheckStep(const char* /*op*/, const Definition& /*definition*/) {}
 
   void Check(const char* op, const Context* checks, const Definition& definition, const Arguments& in,
              const Options& options, bool data);
@@ -83,24 +88,7 @@ struct Call : mechanism::Call {
   void AddOtherTokens();
 };
 
-// Each function checks all arguments before anything is written and throws InvalidArgument with `op`, the argument, its
-// value and what was expected.
-void Forward(const char* op, Context& ctx, const Definition& definition, const Arguments& in, const Options& options,
-             const Results& out);
-void Backward(const char* op, Context& ctx, const Definition& definition, const Arguments& in, const Options& options,
-              const Results& out);
-
-// One token: the states are updated in place. No option has an effect.
-void Step(const char* op, Context& ctx, const Definition& definition, const Arguments& in, const Options& options,
-          const Results& out);
-
-// Bytes that the passes reserve in `ctx`, for all threads.
-int64_t Workspace(const char* op, const Context& ctx, const Definition& definition, const Arguments& in,
-                  const Options& options);
-int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& definition, const Arguments& in,
-                          const Options& options);
-Explanation Explain(const char* op, const Context& ctx, const Definition& definition, const Arguments& in,
-                    const Options& options);
+using Passes = mechanism::Passes<Definition>;
 
 // Flops of one sequence of `tokens` tokens.
 double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tokens, bool backward);

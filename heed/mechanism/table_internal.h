@@ -305,34 +305,35 @@ Own With(Own own, const Common& common) {
 
 // Defines the public functions of a mechanism, in its namespace with its structs in `Structs`, from DefinitionOf() its
 // options, as calls of `framework`, recurrent or scanning.
-#define HEED_DEFINE_PASSES(framework, name)                                                                            \
-  void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {                           \
-    using Of = mechanism::Lists<Structs>;                                                                              \
-    framework::Forward(#name "::Forward", ctx, DefinitionOf(options), Of::Of(in), options, Of::Of(out));               \
-  }                                                                                                                    \
-  void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {                \
-    using Of = mechanism::Lists<Structs>;                                                                              \
-    framework::Backward(#name "::Backward", ctx, DefinitionOf(options), Of::Of(in), options, Of::Of(out));             \
-  }                                                                                                                    \
-  int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {                                    \
-    using Of = mechanism::Lists<Structs>;                                                                              \
-    return framework::Workspace(#name "::Workspace", ctx, DefinitionOf(options), Of::Of(in), options);                 \
-  }                                                                                                                    \
-  int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {                            \
-    using Of = mechanism::Lists<Structs>;                                                                              \
-    return framework::BackwardWorkspace(#name "::BackwardWorkspace", ctx, DefinitionOf(options), Of::Of(in), options); \
-  }                                                                                                                    \
-  Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {                                  \
-    return framework::Explain(#name "::Explain", ctx, DefinitionOf(options), mechanism::Lists<Structs>::Of(in),        \
-                              options);                                                                                \
+#define HEED_DEFINE_PASSES(framework, name)                                                                          \
+  void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {                         \
+    using Of = mechanism::Lists<Structs>;                                                                            \
+    framework::Passes::Forward(#name "::Forward", ctx, DefinitionOf(options), Of::Of(in), options, Of::Of(out));     \
+  }                                                                                                                  \
+  void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {              \
+    using Of = mechanism::Lists<Structs>;                                                                            \
+    framework::Passes::Backward(#name "::Backward", ctx, DefinitionOf(options), Of::Of(in), options, Of::Of(out));   \
+  }                                                                                                                  \
+  int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {                                  \
+    using Of = mechanism::Lists<Structs>;                                                                            \
+    return framework::Passes::Workspace(#name "::Workspace", ctx, DefinitionOf(options), Of::Of(in), options);       \
+  }                                                                                                                  \
+  int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {                          \
+    using Of = mechanism::Lists<Structs>;                                                                            \
+    return framework::Passes::BackwardWorkspace(#name "::BackwardWorkspace", ctx, DefinitionOf(options), Of::Of(in), \
+                                                options);                                                            \
+  }                                                                                                                  \
+  Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {                                \
+    return framework::Passes::Explain(#name "::Explain", ctx, DefinitionOf(options),                                 \
+                                      mechanism::Lists<Structs>::Of(in), options);                                   \
   }
 
 // Defines Step too, for a mechanism with states.
 #define HEED_DEFINE_RECURRENT(framework, name)                                                                     \
   HEED_DEFINE_PASSES(framework, name)                                                                              \
   void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o) { \
-    framework::Step(#name "::Step", ctx, DefinitionOf(options), {mechanism::Members(in)}, options,                 \
-                    {o, mechanism::Members(state)});                                                               \
+    framework::Passes::Step(#name "::Step", ctx, DefinitionOf(options), {mechanism::Members(in)}, options,         \
+                            {o, mechanism::Members(state)});                                                       \
   }
 
 // The functions of a mechanism, in its namespace, as mechanism::Functions.

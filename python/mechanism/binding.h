@@ -191,6 +191,15 @@ void Bind(nanobind::module_& m, Binding binding, const mechanism::Functions<Stru
   Bind(m, binding);
 }
 
+// Binds a mechanism on an engine: its table follows from its definition, by a function Describe() of the engine.
+template <class Structs, class Options, class Definition>
+void Bind(nanobind::module_& m, Binding binding, const Definition& definition,
+          const mechanism::Functions<Structs, Options>& functions,
+          Options (*own)(const Settings&) = &Default<Options>) {
+  Describe(definition, binding);
+  Bind<Structs, Options>(m, std::move(binding), functions, own);
+}
+
 #pragma GCC visibility pop
 
 }  // namespace heed::binding

@@ -1,5 +1,5 @@
 // Tables of recurrences for their bindings.
-#include "python/mechanism/recurrent.h"
+#include "python/mechanism/describe.h"
 
 #include <algorithm>
 #include <cstddef>

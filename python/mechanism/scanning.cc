@@ -1,5 +1,5 @@
 // Tables of scans for their bindings.
-#include "python/mechanism/scanning.h"
+#include "python/mechanism/describe.h"
 
 #include <algorithm>
 #include <string>

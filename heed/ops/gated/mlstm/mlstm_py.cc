@@ -1,7 +1,7 @@
 // Bindings of heed.mlstm, heed.mlstm_backward and heed.mlstm_step.
 #include "docstrings/mlstm.h"
 #include "heed/ops/gated/mlstm/mlstm_internal.h"
-#include "python/mechanism/recurrent.h"
+#include "python/mechanism/describe.h"
 
 namespace heed::mlstm {
 namespace {
@@ -15,8 +15,8 @@ Options Own(const binding::Settings& settings) {
 }  // namespace
 
 void Bind(nanobind::module_& m) {
-  recurrent::Bind<Structs, Options>(m, {.name = "mlstm", .settings = {{"eps", 1e-6}}, .docs = doc::kDocs},
-                                    DefinitionOf({}), HEED_FUNCTIONS, &Own);
+  binding::Bind<Structs, Options>(m, {.name = "mlstm", .settings = {{"eps", 1e-6}}, .docs = doc::kDocs},
+                                  DefinitionOf({}), HEED_FUNCTIONS, &Own);
 }
 
 }  // namespace heed::mlstm

@@ -53,38 +53,39 @@ std::vector<double> LogDecays(int64_t heads) {
 
 void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
   Decays decays;
-  recurrent::Forward("retention::Forward", ctx, DefinitionOf(options), Of::Of(WithDecays(in, decays)), options,
-                     Of::Of(out));
+  recurrent::Passes::Forward("retention::Forward", ctx, DefinitionOf(options), Of::Of(WithDecays(in, decays)), options,
+                             Of::Of(out));
 }
 
 void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {
   Decays decays;
-  recurrent::Backward("retention::Backward", ctx, DefinitionOf(options), Of::Of(WithDecays(in, decays)), options,
-                      Of::Of(out));
+  recurrent::Passes::Backward("retention::Backward", ctx, DefinitionOf(options), Of::Of(WithDecays(in, decays)),
+                              options, Of::Of(out));
 }
 
 void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o) {
   thread_local Decays decays;  // its memory is reused by the next step
   const StepInputs whole = WithDecays(in, decays);
-  recurrent::Step("retention::Step", ctx, DefinitionOf(options), {mechanism::Members(whole)}, options,
-                  {o, mechanism::Members(state)});
+  recurrent::Passes::Step("retention::Step", ctx, DefinitionOf(options), {mechanism::Members(whole)}, options,
+                          {o, mechanism::Members(state)});
 }
 
 int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
   Decays decays;
-  return recurrent::Workspace("retention::Workspace", ctx, DefinitionOf(options), Of::Of(WithDecays(in, decays)),
-                              options);
+  return recurrent::Passes::Workspace("retention::Workspace", ctx, DefinitionOf(options),
+                                      Of::Of(WithDecays(in, decays)), options);
 }
 
 int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
   Decays decays;
-  return recurrent::BackwardWorkspace("retention::BackwardWorkspace", ctx, DefinitionOf(options),
-                                      Of::Of(WithDecays(in, decays)), options);
+  return recurrent::Passes::BackwardWorkspace("retention::BackwardWorkspace", ctx, DefinitionOf(options),
+                                              Of::Of(WithDecays(in, decays)), options);
 }
 
 Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
   Decays decays;
-  return recurrent::Explain("retention::Explain", ctx, DefinitionOf(options), Of::Of(WithDecays(in, decays)), options);
+  return recurrent::Passes::Explain("retention::Explain", ctx, DefinitionOf(options), Of::Of(WithDecays(in, decays)),
+                                    options);
 }
 
 }  // namespace heed::retention

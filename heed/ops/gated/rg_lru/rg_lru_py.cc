@@ -1,7 +1,7 @@
 // Bindings of heed.rg_lru, heed.rg_lru_backward and heed.rg_lru_step.
 #include "docstrings/rg_lru.h"
 #include "heed/ops/gated/rg_lru/rg_lru_internal.h"
-#include "python/mechanism/scanning.h"
+#include "python/mechanism/describe.h"
 
 namespace heed::rg_lru {
 namespace {
@@ -15,8 +15,8 @@ Options Own(const binding::Settings& settings) {
 }  // namespace
 
 void Bind(nanobind::module_& m) {
-  scanning::Bind<Structs, Options>(m, {.name = "rg_lru", .settings = {{"c", Options().c}}, .docs = doc::kDocs},
-                                   DefinitionOf({}), HEED_FUNCTIONS, &Own);
+  binding::Bind<Structs, Options>(m, {.name = "rg_lru", .settings = {{"c", Options().c}}, .docs = doc::kDocs},
+                                  DefinitionOf({}), HEED_FUNCTIONS, &Own);
 }
 
 }  // namespace heed::rg_lru

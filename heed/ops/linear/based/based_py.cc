@@ -1,7 +1,7 @@
 // Bindings of heed.based, heed.based_backward and heed.based_step.
 #include "docstrings/based.h"
 #include "heed/ops/linear/based/based_internal.h"
-#include "python/mechanism/recurrent.h"
+#include "python/mechanism/describe.h"
 
 namespace heed::based {
 namespace {
@@ -16,7 +16,7 @@ Options Own(const binding::Settings& settings) {
 }  // namespace
 
 void Bind(nanobind::module_& m) {
-  recurrent::Bind<Structs, Options>(
+  binding::Bind<Structs, Options>(
       m, {.name = "based", .settings = {{"normalize", true}, {"eps", 1e-12}}, .docs = doc::kDocs}, DefinitionOf({}),
       HEED_FUNCTIONS, &Own);
 }

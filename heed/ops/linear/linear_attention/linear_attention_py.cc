@@ -2,7 +2,7 @@
 #include <string>
 #include "docstrings/linear_attention.h"
 #include "heed/ops/linear/linear_attention/linear_attention_internal.h"
-#include "python/mechanism/recurrent.h"
+#include "python/mechanism/describe.h"
 
 namespace heed::linear_attention {
 namespace {
@@ -20,7 +20,7 @@ Options Own(const binding::Settings& settings) {
 
 void Bind(nanobind::module_& m) {
   // Feature maps are in the order of the enumeration.
-  recurrent::Bind<Structs, Options>(
+  binding::Bind<Structs, Options>(
       m,
       {.name = "linear_attention",
        .settings = {{"feature_map", std::string("elu1"), {"elu1", "relu", "relu_sq", "exp", "identity", "softmax"}},

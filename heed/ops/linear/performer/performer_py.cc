@@ -2,7 +2,7 @@
 #include <string>
 #include "docstrings/performer.h"
 #include "heed/ops/linear/performer/performer_internal.h"
-#include "python/mechanism/recurrent.h"
+#include "python/mechanism/describe.h"
 
 namespace heed::performer {
 namespace {
@@ -18,7 +18,7 @@ Options Own(const binding::Settings& settings) {
 }  // namespace
 
 void Bind(nanobind::module_& m) {
-  recurrent::Bind<Structs, Options>(
+  binding::Bind<Structs, Options>(
       m,
       {.name = "performer",
        .settings = {{"causal", false}, {"kernel", std::string("softmax"), {"softmax", "relu"}}, {"eps", 1e-4}},

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "docstrings/causal_conv1d.h"
-#include "python/mechanism/scanning.h"
+#include "python/mechanism/describe.h"
 #include "heed/ops/ssm/causal_conv1d/causal_conv1d_internal.h"
 
 namespace heed::causal_conv1d {
@@ -18,7 +18,7 @@ Options Own(const binding::Settings& settings) {
 }  // namespace
 
 void Bind(nanobind::module_& m) {
-  scanning::Bind<Structs, Options>(
+  binding::Bind<Structs, Options>(
       m,
       {.name = "causal_conv1d",
        .settings = {{"activation", std::string(), {"silu", "swish"}}},

@@ -1,7 +1,7 @@
 // Bindings of heed.h3, heed.h3_backward and heed.h3_step.
 #include <string>
 #include "docstrings/h3.h"
-#include "python/mechanism/scanning.h"
+#include "python/mechanism/describe.h"
 #include "heed/ops/ssm/h3/h3_internal.h"
 
 namespace heed::h3 {
@@ -16,11 +16,11 @@ Options Own(const binding::Settings& settings) {
 }  // namespace
 
 void Bind(nanobind::module_& m) {
-  scanning::Bind<Structs, Options>(m,
-                                   {.name = "h3",
-                                    .settings = {{"method", std::string("auto"), {"auto", "recurrent", "convolution"}}},
-                                    .docs = doc::kDocs},
-                                   DefinitionOf({}), HEED_FUNCTIONS, &Own);
+  binding::Bind<Structs, Options>(m,
+                                  {.name = "h3",
+                                   .settings = {{"method", std::string("auto"), {"auto", "recurrent", "convolution"}}},
+                                   .docs = doc::kDocs},
+                                  DefinitionOf({}), HEED_FUNCTIONS, &Own);
 }
 
 }  // namespace heed::h3

@@ -67,7 +67,7 @@ void Kernel(Context& ctx, const Inputs& in, const Options& options, const Tensor
   const Impulse impulse(kOp, "kernel", in, kernel);
   Inputs of = in;
   of.u = impulse.u;
-  scanning::Forward(kOp, ctx, DefinitionOf(OfKernel(options)), Of::Of(of), {}, {.o = WithBatch(kernel)});
+  scanning::Passes::Forward(kOp, ctx, DefinitionOf(OfKernel(options)), Of::Of(of), {}, {.o = WithBatch(kernel)});
 }
 
 void KernelBackward(Context& ctx, const Inputs& in, const ConstTensorView& dkernel, const Options& options,
@@ -78,7 +78,7 @@ void KernelBackward(Context& ctx, const Inputs& in, const ConstTensorView& dkern
   static_cast<Inputs&>(of) = in;
   of.u = impulse.u;
   of.d_o = WithBatch(dkernel);
-  scanning::Backward(kOp, ctx, DefinitionOf(OfKernel(options)), Of::Of(of), {}, Of::Of(out));
+  scanning::Passes::Backward(kOp, ctx, DefinitionOf(OfKernel(options)), Of::Of(of), {}, Of::Of(out));
 }
 
 HEED_DEFINE_RECURRENT(scanning, s4d)

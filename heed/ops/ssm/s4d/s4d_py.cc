@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "docstrings/s4d.h"
-#include "python/mechanism/scanning.h"
+#include "python/mechanism/describe.h"
 #include "heed/ops/ssm/s4d/s4d.h"
 #include "heed/ops/ssm/s4d/s4d_internal.h"
 #include "python/arguments.h"
@@ -147,12 +147,12 @@ Example:
 }  // namespace
 
 void Bind(nb::module_& m) {
-  scanning::Bind<Structs, Options>(m,
-                                   {.name = "s4d",
-                                    .settings = {{"discretization", std::string("zoh"), kDiscretizations},
-                                                 {"method", std::string("auto"), {"auto", "recurrent", "convolution"}}},
-                                    .docs = doc::kDocs},
-                                   DefinitionOf({}), HEED_FUNCTIONS, &Own);
+  binding::Bind<Structs, Options>(m,
+                                  {.name = "s4d",
+                                   .settings = {{"discretization", std::string("zoh"), kDiscretizations},
+                                                {"method", std::string("auto"), {"auto", "recurrent", "convolution"}}},
+                                   .docs = doc::kDocs},
+                                  DefinitionOf({}), HEED_FUNCTIONS, &Own);
   const auto docs = [](const char* about, const char* signature, const char* in_python) {
     return Docstring(about, signature, {kKernelArguments, doc::kS4dFields}, in_python);
   };

@@ -1,6 +1,6 @@
 // Bindings of heed.selective_scan, heed.selective_scan_backward and heed.selective_scan_step.
 #include "docstrings/selective_scan.h"
-#include "python/mechanism/scanning.h"
+#include "python/mechanism/describe.h"
 #include "heed/ops/ssm/selective_scan/selective_scan_internal.h"
 
 namespace heed::selective_scan {
@@ -15,7 +15,7 @@ Options Own(const binding::Settings& settings) {
 }  // namespace
 
 void Bind(nanobind::module_& m) {
-  scanning::Bind<Structs, Options>(
+  binding::Bind<Structs, Options>(
       m, {.name = "selective_scan", .settings = {{"delta_softplus", false}}, .docs = doc::kDocs}, DefinitionOf({}),
       HEED_FUNCTIONS, &Own);
 }

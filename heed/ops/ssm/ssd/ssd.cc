@@ -236,7 +236,8 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
   const Staging staging(kOp, ctx, plan, false);
   plan.around.output_gate = in.z;
   plan.around.prepare = [&] { PrepareTimeSteps(kOp, ctx, plan.e); };
-  recurrent::Forward(kOp, ctx, With(plan.around), plan.Arguments(), options, mechanism::Lists<Structs>::Of(out));
+  recurrent::Passes::Forward(kOp, ctx, With(plan.around), plan.Arguments(), options,
+                             mechanism::Lists<Structs>::Of(out));
 }
 
 void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {
@@ -276,7 +277,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
     recurrent::Surroundings forward = plan.around;
     forward.wide_o = true;
     forward.prepare = [&] { PrepareTimeSteps(kOp, ctx, e); };
-    recurrent::Forward(kOp, ctx, With(forward), plan.Arguments(), options, {.o = e.y});
+    recurrent::Passes::Forward(kOp, ctx, With(forward), plan.Arguments(), options, {.o = e.y});
     whole.d_o = e.y;
     backward.wide_o = true;
     backward.prepare = [&] { ComputeGateGradients(ctx, e); };
@@ -284,7 +285,8 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
     backward.prepare = [&] { PrepareTimeSteps(kOp, ctx, e); };
   }
   const Recurrence<TensorView> gradients = {.C = out.C, .B = out.B, .x = e.dv, .log_decay = e.d_log_decay};
-  recurrent::Backward(kOp, ctx, With(backward), whole, options, {{}, results.states, mechanism::Members(gradients)});
+  recurrent::Passes::Backward(kOp, ctx, With(backward), whole, options,
+                              {{}, results.states, mechanism::Members(gradients)});
   FinishGradients(ctx, e);
   if (IsOnDevice(in)) return;  // already zero for other tokens
   for (const TensorView* t : {&out.x, &out.dt, &out.z}) {
@@ -318,8 +320,8 @@ void Step(Context& ctx, const StepInputs& in, const Options& options, const Stat
   };
   const Recurrence<ConstTensorView> token = {
       .C = in.C, .B = in.B, .x = in.x, .log_decay = without_tokens(plan.in.log_decay)};
-  recurrent::Step(kOp, ctx, With(plan.around), {.tensors = mechanism::Members(token)}, of_token,
-                  {.o = o, .states = mechanism::Members(state)});
+  recurrent::Passes::Step(kOp, ctx, With(plan.around), {.tensors = mechanism::Members(token)}, of_token,
+                          {.o = o, .states = mechanism::Members(state)});
 }
 
 int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
@@ -327,14 +329,14 @@ int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) 
   Plan plan = PlanOf(kOp, in, options, false);
   const int64_t staging = LayOut(plan, nullptr, false);
   plan.around.output_gate = in.z;
-  return staging + recurrent::Workspace(kOp, ctx, With(plan.around), plan.Arguments(), options);
+  return staging + recurrent::Passes::Workspace(kOp, ctx, With(plan.around), plan.Arguments(), options);
 }
 
 int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
   constexpr char kOp[] = "ssd::BackwardWorkspace";
   Plan plan = PlanOf(kOp, in, options, false);
   const int64_t staging = LayOut(plan, nullptr, true);
-  return staging + recurrent::BackwardWorkspace(kOp, ctx, With(plan.around), plan.Arguments(), options);
+  return staging + recurrent::Passes::BackwardWorkspace(kOp, ctx, With(plan.around), plan.Arguments(), options);
 }
 
 Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
@@ -342,7 +344,7 @@ Explanation Explain(const Context& ctx, const Inputs& in, const Options& options
   Plan plan = PlanOf(kOp, in, options, false);
   const int64_t staging = LayOut(plan, nullptr, false);
   plan.around.output_gate = in.z;
-  Explanation e = recurrent::Explain(kOp, ctx, With(plan.around), plan.Arguments(), options);
+  Explanation e = recurrent::Passes::Explain(kOp, ctx, With(plan.around), plan.Arguments(), options);
   e.workspace_bytes += staging;
   return e;
 }
