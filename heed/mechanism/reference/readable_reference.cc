@@ -1,6 +1,7 @@
 // The offsets of the elements of a tensor that one token of one head has.
 #include "heed/mechanism/reference/readable_reference_internal.h"
 
+#include <algorithm>
 #include <string>
 
 namespace heed::mechanism {
@@ -37,6 +38,9 @@ void AxisLengths::Add(const char* axes, const ConstTensorView& t) {
 }
 
 int64_t AxisLengths::of(char axis) const {
+  if (axis == '2') return 2;
+  if (axis == 'w') return of('W') - 1;
+  if (axis == 'F' && !has(axis)) return of('K');
   if (!has(axis)) throw InvalidArgument(std::string("reference: no tensor says how long axis ") + axis + " is");
   return lengths_[static_cast<size_t>(axis)];
 }
@@ -57,10 +61,14 @@ TokenRow::TokenRow(const char* axes, const ConstTensorView& t, const AxisLengths
     } else if (letter == shared_heads) {
       base_ += stride * head.shared_head;
     } else {
-      const int64_t length = lengths.of(letter);
+      int64_t length = lengths.of(letter);
       if (t.present() && t.size(static_cast<int>(axis)) != length) {
         throw InvalidArgument("reference: a tensor has shape " + t.ShapeString() + ", expected " +
                               std::to_string(length) + " for axis " + letter);
+      }
+      if (letter == 'D') {  // the channels of all heads, of which this head has a part
+        length /= lengths.of(heads);
+        base_ += stride * head.head * length;
       }
       std::vector<int64_t> more;
       for (const int64_t offset : offsets_) {
@@ -70,6 +78,32 @@ TokenRow::TokenRow(const char* axes, const ConstTensorView& t, const AxisLengths
       columns_ = static_cast<size_t>(length);
     }
   }
+}
+
+ReadableCall::ReadableCall(const ReadableForm& of, const Table& tensors, const Arguments& arguments,
+                           const Results& results)
+    : form(of), table(tensors), in(arguments), out(results) {
+  for (size_t i = 0; i < table.tensors.size(); ++i) {
+    const ConstTensorView& t = mechanism::At(in.tensors, i);
+    if (t.present() || !table.tensors[i].optional) lengths.Add(table.tensors[i].axes, t);
+  }
+}
+
+std::vector<ReadableHead> ReadableCall::Heads(const std::vector<ReferenceSequence>& sequences, bool reverse) const {
+  std::vector<ReadableHead> heads;
+  const int64_t count = lengths.of(form.heads);
+  const int64_t shared = form.shared_heads != 0 && lengths.has(form.shared_heads) ? lengths.of(form.shared_heads) : 1;
+  if (shared < 1 || count % shared != 0) throw InvalidArgument("reference: heads are not divided by those they share");
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    ReadableHead head = {static_cast<int64_t>(i), sequences[i].batch, 0, 0, {}};
+    for (int64_t t = sequences[i].begin; t < sequences[i].end; ++t) head.tokens.push_back(t);
+    if (reverse) std::reverse(head.tokens.begin(), head.tokens.end());
+    for (; head.head < count; ++head.head) {
+      head.shared_head = head.head / (count / shared);
+      heads.push_back(head);
+    }
+  }
+  return heads;
 }
 
 }  // namespace heed::mechanism

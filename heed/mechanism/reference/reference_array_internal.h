@@ -1,4 +1,4 @@
-// Array: the numbers of one row or one state, as readable references index them.
+// What a readable reference is written with: arrays of numbers, a row or a state each, and functions of them.
 #ifndef HEED_MECHANISM_REFERENCE_REFERENCE_ARRAY_INTERNAL_H_
 #define HEED_MECHANISM_REFERENCE_REFERENCE_ARRAY_INTERNAL_H_
 
@@ -8,6 +8,13 @@
 #include <vector>
 
 namespace heed::mechanism {
+
+// The letters of heads, or channels, and of heads that several of those share, 0 where there are none; and the axes of
+// o.
+struct ReadableForm {
+  char heads = 'G', shared_heads = 'H';
+  const char* o = "BTGV";
+};
 
 // Row-major, with any number of axes flattened into rows but for the last, which has `columns()` elements.
 template <class Number>

@@ -1,27 +1,47 @@
-// The references of Kimi delta attention from its readable function, and what bounds rounding.
+// Kimi delta attention as it is defined, one token of one head: everything that it is.
 //
-// scale is K^-1/2 by default; log_decay is [B, T, HV, K], beta [B, T, HV].
-#include "heed/ops/delta/kda/kda_reference.h"
+//   S~_t = diag(exp(log_decay_t)) S_{t-1}      S: [K, V]
+//   S_t = S~_t + beta_t k_t (v_t - S~_t^T k_t)^T
+//   o_t = scale S_t^T q_t
+#include <cstddef>
 
-#include "heed/ops/delta/kda/kda_internal.h"
 #include "heed/mechanism/reference/readable_reference_internal.h"
+#include "heed/ops/delta/kda/kda_internal.h"
 
 namespace heed::kda {
 namespace {
 
-mechanism::ReadableCall<5, 1> CallOf(const Inputs& in, const Gradients& d = {}) {
-  return {.heads = 'G',
-          .shared_heads = 'H',
-          .tensors = {{{"BTHK", in.q, d.q},
-                       {"BTHK", in.k, d.k},
-                       {"BTGV", in.v, d.v},
-                       {"BTGK", in.log_decay, d.log_decay},
-                       {"BTG", in.beta, d.beta}}},
-          .states = {{{.axes = "BGKV", .initial = in.initial.S, .dinitial = d.initial.S}}},
-          .o = {.axes = "BTGV"}};
-}
+using mechanism::Array;
+
+struct Token {
+  double scale;
+
+  template <class Number>
+  void operator()(const Array<Number>& q, const Array<Number>& k, const Array<Number>& v,
+                  const Array<Number>& log_decay, const Array<Number>& beta, Array<Number>& S, Array<Number>& o) const {
+    const Array<Number> a = Exp(log_decay);
+    for (size_t j = 0; j < v.size(); ++j) {
+      Number found = 0;  // what the decayed state has under this key
+      for (size_t i = 0; i < k.size(); ++i) {
+        S(i, j) *= a[i];
+        found += S(i, j) * k[i];
+      }
+      const Number write = beta[0] * (v[j] - found);
+      Number read = 0;
+      for (size_t i = 0; i < k.size(); ++i) {
+        S(i, j) += k[i] * write;
+        read += S(i, j) * q[i];
+      }
+      o[j] = scale * read;
+    }
+  }
+};
+
+Token TokenOf(const Inputs& in, const Options& options) { return {recurrent::RootScale(in, options)}; }
 
 }  // namespace
+
+HEED_DEFINE_REFERENCES
 
 recurrent::DeltaMath Math(const Inputs& in, const Options& options) {
   recurrent::DeltaMath math;
@@ -29,20 +49,6 @@ recurrent::DeltaMath Math(const Inputs& in, const Options& options) {
   math.log_decay = recurrent::PerTokenChannel(in.log_decay);
   math.beta = true;
   return math;
-}
-
-void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  auto call = CallOf(in);
-  call.o.value = out.o;
-  call.states[0].final = out.final.S;
-  mechanism::RunReadable(Token{recurrent::RootScale(in, options)}, call, options);
-}
-
-void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  auto call = CallOf(in, out);
-  call.o.gradient = in.d_o;
-  call.states[0].d_final = in.d_final.S;
-  mechanism::RunReadableBackward(Token{recurrent::RootScale(in, options)}, call, options);
 }
 
 }  // namespace heed::kda

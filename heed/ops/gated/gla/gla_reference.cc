@@ -1,27 +1,41 @@
-// The references of GLA from its readable function, and what bounds rounding.
+// GLA as it is defined, one token of one head: everything that it is.
 //
-// scale is K^-1/2 by default; log_decay is [B, T, HV, K], log_decay_v [B, T, HV, V] or absent.
-#include "heed/ops/gated/gla/gla_reference.h"
+//   S_t = diag(exp(log_decay_t)) S_{t-1} diag(exp(log_decay_v_t)) + k_t v_t^T      S: [K, V]
+//   o_t = scale S_t^T q_t
+#include <cstddef>
 
-#include "heed/ops/gated/gla/gla_internal.h"
 #include "heed/mechanism/reference/readable_reference_internal.h"
+#include "heed/ops/gated/gla/gla_internal.h"
 
 namespace heed::gla {
 namespace {
 
-mechanism::ReadableCall<5, 1> CallOf(const Inputs& in, const Gradients& d = {}) {
-  return {.heads = 'G',
-          .shared_heads = 'H',
-          .tensors = {{{"BTHK", in.q, d.q},
-                       {"BTHK", in.k, d.k},
-                       {"BTGV", in.v, d.v},
-                       {"BTGK", in.log_decay, d.log_decay},
-                       {"BTGV", in.log_decay_v, d.log_decay_v, 0}}},
-          .states = {{{.axes = "BGKV", .initial = in.initial.S, .dinitial = d.initial.S}}},
-          .o = {.axes = "BTGV"}};
-}
+using mechanism::Array;
+
+struct Token {
+  double scale;
+
+  template <class Number>
+  void operator()(const Array<Number>& q, const Array<Number>& k, const Array<Number>& v,
+                  const Array<Number>& log_decay, const Array<Number>& log_decay_v, Array<Number>& S,
+                  Array<Number>& o) const {
+    const Array<Number> a = Exp(log_decay), b = Exp(log_decay_v);
+    for (size_t i = 0; i < k.size(); ++i) {
+      for (size_t j = 0; j < v.size(); ++j) S(i, j) = a[i] * S(i, j) * b[j] + k[i] * v[j];
+    }
+    for (size_t j = 0; j < v.size(); ++j) {
+      Number read = 0;
+      for (size_t i = 0; i < k.size(); ++i) read += S(i, j) * q[i];
+      o[j] = scale * read;
+    }
+  }
+};
+
+Token TokenOf(const Inputs& in, const Options& options) { return {recurrent::RootScale(in, options)}; }
 
 }  // namespace
+
+HEED_DEFINE_REFERENCES
 
 recurrent::ReferenceMath Math(const Inputs& in, const Options& options) {
   recurrent::ReferenceMath math;
@@ -29,20 +43,6 @@ recurrent::ReferenceMath Math(const Inputs& in, const Options& options) {
   math.log_decay = recurrent::PerTokenChannel(in.log_decay);
   math.log_decay_v = in.log_decay_v;
   return math;
-}
-
-void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  auto call = CallOf(in);
-  call.o.value = out.o;
-  call.states[0].final = out.final.S;
-  mechanism::RunReadable(Token{recurrent::RootScale(in, options)}, call, options);
-}
-
-void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  auto call = CallOf(in, out);
-  call.o.gradient = in.d_o;
-  call.states[0].d_final = in.d_final.S;
-  mechanism::RunReadableBackward(Token{recurrent::RootScale(in, options)}, call, options);
 }
 
 }  // namespace heed::gla

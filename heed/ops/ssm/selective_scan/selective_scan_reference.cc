@@ -1,11 +1,14 @@
-// The selective scan as it is defined, in double, a channel at a time.
-#include "heed/ops/ssm/selective_scan/selective_scan_reference.h"
-
+// The selective scan as it is defined, one token of one channel: everything that it is.
+//
+//   s_t = softplus(delta_t + delta_bias), or delta_t + delta_bias
+//   h_t = exp(s_t A) .* h_{t-1} + s_t u_t B_t                             h: [N]
+//   y_t = <C_t, h_t> + D u_t,  o_t = y_t silu(z_t)                        silu(z) = z / (1 + e^-z)
 #include <cmath>
 #include <cstddef>
 #include <utility>
 
 #include "heed/mechanism/reference/readable_reference_internal.h"
+#include "heed/ops/ssm/selective_scan/selective_scan_internal.h"
 #include "heed/ops/ssm/selective_scan/selective_scan_reference_internal.h"
 
 namespace heed::selective_scan {
@@ -126,35 +129,32 @@ ReferenceGradients GradientsOf(const BackwardInputs& in, const ReferenceChannel&
 
 namespace {
 
-mechanism::ReadableCall<8, 1> CallOf(const Inputs& in, const Gradients& d = {}) {
-  return {.heads = 'D',
-          .shared_heads = 'G',
-          .tensors = {{{"BDT", in.u, d.u},
-                       {"BDT", in.delta, d.delta},
-                       {"DN", in.A, d.A},
-                       {"BGNT|BNT|DN", in.B, d.B},
-                       {"BGNT|BNT|DN", in.C, d.C},
-                       {"D", in.D, d.D, 0},
-                       {"BDT", in.z, d.z, 0},
-                       {"D", in.delta_bias, d.delta_bias, 0}}},
-          .states = {{{.axes = "BDN", .initial = in.initial.S, .dinitial = d.initial.S}}},
-          .o = {.axes = "BDT"}};
-}
+using mechanism::Array;
+
+struct Token {
+  static constexpr mechanism::ReadableForm kForm = {.heads = 'D', .shared_heads = 'G', .o = "BDT"};
+  bool softplus, gated;
+
+  // u, delta, D, z, delta_bias and o have one element.
+  template <class Number>
+  void operator()(const Array<Number>& u, const Array<Number>& delta, const Array<Number>& A, const Array<Number>& B,
+                  const Array<Number>& C, const Array<Number>& D, const Array<Number>& z,
+                  const Array<Number>& delta_bias, Array<Number>& h, Array<Number>& o) const {
+    using std::exp;
+    const Number step = delta[0] + delta_bias[0], s = softplus ? mechanism::Softplus(step) : step;
+    Number y = D[0] * u[0];
+    for (size_t n = 0; n < A.size(); ++n) {
+      h[n] = exp(s * A[n]) * h[n] + s * u[0] * B[n];
+      y += C[n] * h[n];
+    }
+    o[0] = gated ? y * z[0] * mechanism::Sigmoid(z[0]) : y;
+  }
+};
+
+Token TokenOf(const Inputs& in, const Options& options) { return {options.delta_softplus, in.z.present()}; }
 
 }  // namespace
 
-void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  auto call = CallOf(in);
-  call.o.value = out.o;
-  call.states[0].final = out.final.S;
-  mechanism::RunReadable(Token{options.delta_softplus, in.z.present()}, call, options);
-}
-
-void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  auto call = CallOf(in, out);
-  call.o.gradient = in.d_o;
-  call.states[0].d_final = in.d_final.S;
-  mechanism::RunReadableBackward(Token{options.delta_softplus, in.z.present()}, call, options);
-}
+HEED_DEFINE_REFERENCES
 
 }  // namespace heed::selective_scan
