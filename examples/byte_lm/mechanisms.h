@@ -220,10 +220,10 @@ struct Mechanism {
 
 // The table of byte_lm.py.
 inline const std::map<std::string, Mechanism>& Mechanisms() {
-  const Input key = kOfKey, value = kOfValue, turned = kTurned;
+  const Input key = kOfKey, value = kOfValue, rotated = kRotated;
   const Input constant{Per::kHead, LogSigmoid, true}, by_head{Per::kHead, LogSigmoid};
   const Input by_key{Per::kKey, LogSigmoid}, unit{.size = Per::kKey, .unit = true};
-  const Inputs turned_qkv = {{"q", turned}, {"k", turned}, {"v", value}};
+  const Inputs rotated_qkv = {{"q", rotated}, {"k", rotated}, {"v", value}};
   const auto qkv_and = [&](const Input& log_decay) {
     return Inputs{{"q", key}, {"k", key}, {"v", value}, {"log_decay", log_decay}};
   };
@@ -232,10 +232,10 @@ inline const std::map<std::string, Mechanism>& Mechanisms() {
   };
   static const std::map<std::string, Mechanism> mechanisms = {
       {"none", {{{"v", value}}, None}},
-      {"attention", {turned_qkv, Attention}},
-      {"linear_attention", {turned_qkv, Recurrent<heed::linear_attention::Step>}},
-      {"based", {turned_qkv, Recurrent<heed::based::Step, TaylorFeatures>}},
-      {"retention", {turned_qkv, Recurrent<heed::retention::Step>}},
+      {"attention", {rotated_qkv, Attention}},
+      {"linear_attention", {rotated_qkv, Recurrent<heed::linear_attention::Step>}},
+      {"based", {rotated_qkv, Recurrent<heed::based::Step, TaylorFeatures>}},
+      {"retention", {rotated_qkv, Recurrent<heed::retention::Step>}},
       {"lightning", {qkv_and(constant), Recurrent<heed::lightning::Step>}},
       {"simple_gla", {qkv_and(by_head), Recurrent<heed::simple_gla::Step>}},
       {"gla", {qkv_and(by_key), Recurrent<heed::gla::Step>}},

@@ -53,7 +53,7 @@ int main(int argc, char** argv) {
                    kSamples,
                    kTokens,
                    {{"none", {{{"v", kOfValue}}, Nothing}},
-                    {"windowed_attention", {{{"q", kTurned}, {"k", kTurned}, {"v", kOfValue}}, WindowedAttention}},
+                    {"windowed_attention", {{{"q", kRotated}, {"k", kRotated}, {"v", kOfValue}}, WindowedAttention}},
                     {"selective_scan", {InputsOfSelectiveScan(), SelectiveScan}},
                     {"s4d", {InputsOfS4d(), S4d}},
                     {"long_convolution", {{{"u", kOfValue}, {"kernel", kernel}}, LongConvolution}}},

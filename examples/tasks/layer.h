@@ -90,7 +90,7 @@ using Inputs = std::map<std::string, Input>;
 
 // Inputs that have names in layer.py.
 inline constexpr Input kOfKey{Per::kKey}, kOfValue{Per::kValue};
-inline constexpr Input kTurned{.size = Per::kKey, .rotary = true};
+inline constexpr Input kRotated{.size = Per::kKey, .rotary = true};
 
 inline Inputs InputsOfSelectiveScan() {
   return {{"u", kOfValue},
@@ -256,11 +256,11 @@ class Argument {
     Vector x = Mapped((*project_)(ctx, u));
     if (unit_) Normalize(x);
     if (!rotary_) return x;
-    Vector turned(x.size());
+    Vector rotated(x.size());
     const int64_t N = static_cast<int64_t>(positions.size());
     heed::Rotary(ctx, View(x, SizesOf(N)), heed::ConstTensorView(positions.data(), heed::DType::kI64, {N}),
-                 heed::RotaryPairs::kHalfSplit, {}, View(turned, SizesOf(N)));
-    return turned;
+                 heed::RotaryPairs::kHalfSplit, {}, View(rotated, SizesOf(N)));
+    return rotated;
   }
 
   Sizes SizesOf(int64_t N) const {

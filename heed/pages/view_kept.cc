@@ -57,13 +57,14 @@ Counts CountSeen(const Grid& grid, const attention::Options& options) {
   return counts;
 }
 
-Counts CountKept(const Grid& grid, const attention::Options& options, const softmax::Visits& visits, int64_t head) {
+Counts CountKept(const Grid& grid, const attention::Options& options, const softmax::BlockSparseMask& mask,
+                 int64_t head) {
   Counts counts(grid.size());
   for (int64_t row = 0; row < grid.Tq; ++row) {
     const Range seen = Seen(options, grid.start + row, grid.Tk);
-    for (const softmax::Visit& visit : visits.Of(0, head, row)) {
-      const int64_t first = visit.tile * patterns::kTile;
-      const uint64_t word = visits.WordOf(visit, row);
+    for (const softmax::MaskTile& entry : mask.Of(0, head, row)) {
+      const int64_t first = entry.tile * patterns::kTile;
+      const uint64_t word = mask.WordOf(entry, row);
       grid.ForCells(row, std::max(seen.begin, first), std::min(seen.end, first + patterns::kTile),
                     [&](size_t cell, int64_t begin, int64_t end) {
                       counts[cell] += std::popcount(word & BitsOf(begin - first, end - first));
@@ -124,18 +125,18 @@ KeptSet KeptCells(Context& ctx, const ViewLayer& layer, const attention::Options
   const std::vector<int64_t> starts = Starts(layer);
   const Grid grid = {rows, columns, Tq, Tk, starts[0]};
   const PatternCall call = {Tq, Tk, heads, layer.k.size(2), {starts[0]}, 0, layer.q.size(0)};
-  const auto visits = patterns::Compile(pattern, call);
+  const auto mask = patterns::Compile(pattern, call);
   const Counts seen = CountSeen(grid, options);
   std::vector<uint8_t> bytes;
   Json pairs = Json::array();
-  for (int64_t head = 0; head < visits->heads; ++head) {
-    const Counts kept = CountKept(grid, options, *visits, head);
+  for (int64_t head = 0; head < mask->heads; ++head) {
+    const Counts kept = CountKept(grid, options, *mask, head);
     Append(grid, kept, seen, bytes);
     pairs.push_back(Sum(kept) / Sum(seen));
   }
   while (static_cast<int64_t>(pairs.size()) < heads) pairs.push_back(pairs[0]);
   return {{{"bits", grid.exact() ? 1 : 8},
-           {"heads", visits->heads},
+           {"heads", mask->heads},
            {"pairs", pairs},
            {"attention", AttentionShares(ctx, layer, options, pattern)}},
           bytes};

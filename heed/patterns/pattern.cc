@@ -337,12 +337,12 @@ void CheckCall(const char* op, const Pattern& pattern, const PatternCall& call) 
 
 // Calls f(batch, head, row, tile's first key, word) for rows of the call and tiles in which they keep a key.
 template <class F>
-void ForWords(const softmax::Visits& visits, const PatternCall& call, const F& f) {
+void ForWords(const softmax::BlockSparseMask& mask, const PatternCall& call, const F& f) {
   for (int64_t b = 0; b < static_cast<int64_t>(call.starts.size()); ++b) {
     for (int64_t head = 0; head < call.query_heads; ++head) {
       for (int64_t row = 0; row < call.Tq; ++row) {
-        for (const softmax::Visit& visit : visits.Of(b, head, row)) {
-          f(b, head, row, visit.tile * patterns::kTile, visits.WordOf(visit, row));
+        for (const softmax::MaskTile& entry : mask.Of(b, head, row)) {
+          f(b, head, row, entry.tile * patterns::kTile, mask.WordOf(entry, row));
         }
       }
     }

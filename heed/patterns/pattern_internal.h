@@ -14,14 +14,14 @@
 #include <variant>
 #include <vector>
 
-#include "heed/engines/softmax/visits.h"
+#include "heed/engines/softmax/block_sparse_mask.h"
 #include "heed/patterns/pattern.h"
 
 namespace heed::patterns {
 
 inline constexpr int64_t kLargest = int64_t{1} << 61;  // bound of sizes, and of positions of either sign
 
-inline constexpr int64_t kTile = softmax::Visits::kKeys, kBlockRows = softmax::Visits::kRows;
+inline constexpr int64_t kTile = softmax::BlockSparseMask::kKeys, kBlockRows = softmax::BlockSparseMask::kRows;
 
 // The blocks of keys drawn last, cached since a node is evaluated tile by tile.
 struct Drawn {
@@ -176,7 +176,7 @@ void CheckPattern(const char* op, const Pattern& pattern, const PatternCall& cal
 
 // Lists the tiles that rows of the call compute, by blocks of 64 rows. Recently compiled lists are cached for all
 // threads.
-std::shared_ptr<const softmax::Visits> Compile(const Pattern& pattern, const PatternCall& call);
+std::shared_ptr<const softmax::BlockSparseMask> Compile(const Pattern& pattern, const PatternCall& call);
 
 // Lists the rows of each tile instead, for a pattern of blocks listed by row; null where adjacent rows keep the same
 // tiles, so that this would not be faster.

@@ -18,21 +18,21 @@ namespace heed::patterns {
 namespace {
 
 using softmax::TileRows;
-using softmax::Visits;
+using softmax::BlockSparseMask;
 
-Visits CompileAll(const Node& node, const PatternCall& call) {
+BlockSparseMask CompileAll(const Node& node, const PatternCall& call) {
   const bool same_starts = std::ranges::all_of(call.starts, [&](int64_t x) { return x == call.starts[0]; });
   const auto entries = static_cast<int64_t>(call.starts.size());
-  Visits visits;
-  visits.batch = entries > 0 && same_starts && !node.by_batch() ? 1 : entries;
-  visits.heads = node.by_head() ? call.query_heads : 1;
-  visits.blocks = (call.Tq + kBlockRows - 1) / kBlockRows;
+  BlockSparseMask mask;
+  mask.batch = entries > 0 && same_starts && !node.by_batch() ? 1 : entries;
+  mask.heads = node.by_head() ? call.query_heads : 1;
+  mask.blocks = (call.Tq + kBlockRows - 1) / kBlockRows;
   Drawn drawn;
-  for (int64_t b = 0; b < visits.batch; ++b) {
-    for (int64_t head = 0; head < visits.heads; ++head) {
+  for (int64_t b = 0; b < mask.batch; ++b) {
+    for (int64_t head = 0; head < mask.heads; ++head) {
       const Place place = {call.batch + b, head, call.query_heads, call.key_heads, call.Tk, &drawn};
       for (int64_t row = 0; row < call.Tq; row += kBlockRows) {
-        visits.begins.push_back(static_cast<int64_t>(visits.visits.size()));
+        mask.begins.push_back(static_cast<int64_t>(mask.tiles.size()));
         const RowRange rows = {row, call.starts[static_cast<size_t>(b)] + row, std::min(kBlockRows, call.Tq - row)};
         TileSet tiles(call.Tk);
         node.Tiles(place, rows, tiles);
@@ -51,16 +51,16 @@ Visits CompileAll(const Node& node, const PatternCall& call) {
               }
               if (some == 0) continue;
             }
-            const auto at = static_cast<int64_t>(visits.words.size());
-            visits.visits.push_back({tile, missing == 0 ? -1 : at});
-            if (missing != 0) visits.words.insert(visits.words.end(), words, words + kBlockRows);
+            const auto at = static_cast<int64_t>(mask.words.size());
+            mask.tiles.push_back({tile, missing == 0 ? -1 : at});
+            if (missing != 0) mask.words.insert(mask.words.end(), words, words + kBlockRows);
           }
         }
       }
-      visits.begins.push_back(static_cast<int64_t>(visits.visits.size()));
+      mask.begins.push_back(static_cast<int64_t>(mask.tiles.size()));
     }
   }
-  return visits;
+  return mask;
 }
 
 // Calls f(tile, bits of its keys) for the tiles that a row's blocks fall into, ascending.
@@ -138,7 +138,7 @@ bool PaysByTile(const TileRows& lists) {
   return 4 * std::ssize(lists.entries) < 3 * in_blocks;
 }
 
-int64_t BytesOf(const Visits& visits) { return visits.bytes(); }
+int64_t BytesOf(const BlockSparseMask& mask) { return mask.bytes(); }
 int64_t BytesOf(const TileRows& lists) {
   return static_cast<int64_t>(lists.begins.size() * sizeof(int64_t) + lists.entries.size() * sizeof(TileRows::Entry) +
                               lists.words.size() * sizeof(uint64_t));
@@ -203,8 +203,8 @@ std::shared_ptr<const Lists> Compiled(const Pattern& pattern, const PatternCall&
 
 }  // namespace
 
-std::shared_ptr<const Visits> Compile(const Pattern& pattern, const PatternCall& call) {
-  return Compiled<Visits>(pattern, call, &CompileAll);
+std::shared_ptr<const BlockSparseMask> Compile(const Pattern& pattern, const PatternCall& call) {
+  return Compiled<BlockSparseMask>(pattern, call, &CompileAll);
 }
 
 std::shared_ptr<const TileRows> CompileTileRows(const Pattern& pattern, const PatternCall& call) {

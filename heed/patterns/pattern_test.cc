@@ -24,8 +24,7 @@
 namespace heed::patterns {
 namespace {
 
-using softmax::Visit;
-using softmax::Visits;
+using softmax::MaskTile;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
@@ -70,16 +69,16 @@ TEST(PatternTest, ListsHaveThePairsOfTheDefinitions) {
     const Pattern pattern = random.Any(static_cast<int>(seed % 4));
     SCOPED_TRACE(std::to_string(seed) + ": " + pattern.ToString().substr(0, 300));
     CheckPattern("test", pattern, call);
-    const auto visits = Compile(pattern, call);
+    const auto mask = Compile(pattern, call);
     for (int64_t b = 0; b < static_cast<int64_t>(call.starts.size()); ++b) {
       for (int64_t head = 0; head < call.query_heads; ++head) {
         for (int64_t row = 0; row < call.Tq; ++row) {
           std::vector<uint64_t> words(static_cast<size_t>((call.Tk + 63) / 64));
           int64_t before = -1;
-          for (const Visit& visit : visits->Of(b, head, row)) {
-            ASSERT_GT(visit.tile, before);
-            before = visit.tile;
-            words.at(static_cast<size_t>(visit.tile)) = visits->WordOf(visit, row);
+          for (const MaskTile& entry : mask->Of(b, head, row)) {
+            ASSERT_GT(entry.tile, before);
+            before = entry.tile;
+            words.at(static_cast<size_t>(entry.tile)) = mask->WordOf(entry, row);
           }
           for (int64_t key = 0; key < call.Tk; ++key) {
             const bool kept = (words[static_cast<size_t>(key / 64)] >> (key % 64) & 1) != 0;
@@ -96,19 +95,19 @@ TEST(PatternTest, TilesAreListedWhereSomethingIsKeptAndHaveWordsWhereNotAllIs) {
     Random random(seed);
     const PatternCall& call = random.call;
     const Pattern pattern = random.Any(2);
-    const auto visits = Compile(pattern, call);
-    for (int64_t b = 0; b < visits->batch; ++b) {
-      for (int64_t head = 0; head < visits->heads; ++head) {
+    const auto mask = Compile(pattern, call);
+    for (int64_t b = 0; b < mask->batch; ++b) {
+      for (int64_t head = 0; head < mask->heads; ++head) {
         for (int64_t row = 0; row < call.Tq; row += 64) {
-          for (const Visit& visit : visits->Of(b, head, row)) {
+          for (const MaskTile& entry : mask->Of(b, head, row)) {
             const int64_t rows = std::min<int64_t>(64, call.Tq - row);
-            const int64_t keys = std::min<int64_t>(64, call.Tk - 64 * visit.tile);
+            const int64_t keys = std::min<int64_t>(64, call.Tk - 64 * entry.tile);
             int64_t kept = 0;
             for (int64_t i = row; i < row + rows; ++i) {
-              kept += std::popcount(visits->WordOf(visit, i) << (64 - keys));
+              kept += std::popcount(mask->WordOf(entry, i) << (64 - keys));
             }
             ASSERT_GT(kept, 0) << pattern.ToString();
-            ASSERT_EQ(visit.words < 0, kept == rows * keys) << pattern.ToString();
+            ASSERT_EQ(entry.words < 0, kept == rows * keys) << pattern.ToString();
           }
         }
       }
@@ -120,7 +119,7 @@ TEST(PatternTest, TilesAreListedWhereSomethingIsKeptAndHaveWordsWhereNotAllIs) {
 TEST(PatternTest, ListsAreAsLongAsWhatIsKept) {
   PatternCall call = {.Tq = 1 << 17, .Tk = 1 << 17, .starts = {0}};
   const std::vector<int64_t> none;
-  const auto of = [&](const Pattern& pattern) { return Compile(pattern, call)->visits.size(); };
+  const auto of = [&](const Pattern& pattern) { return Compile(pattern, call)->tiles.size(); };
   const size_t blocks = size_t{1} << 11;
   EXPECT_LE(of(SlidingWindow(255, 0)), blocks * 5);
   EXPECT_LE(of(Longformer(512, View(none, {0}))), blocks * 9);
@@ -152,15 +151,15 @@ TEST(PatternTest, ListsAreOfTheShapeOfTheirCall) {
 TEST(PatternTest, BigBirdHasFixedBlocksAndDrawsTheRestOnce) {
   for (const int64_t nb : {12, 16, 40}) {
     const PatternCall call = {.Tq = nb * 64, .Tk = nb * 64, .query_heads = 3, .starts = {0}};
-    const auto visits = Compile(BigBird(64, 3, 5), call);
+    const auto mask = Compile(BigBird(64, 3, 5), call);
     std::set<std::vector<int64_t>> different;
     for (int64_t head = 0; head < 3; ++head) {
       for (int64_t b = 0; b < nb; ++b) {
-        const auto list = visits->Of(0, head, b * 64);
+        const auto list = mask->Of(0, head, b * 64);
         std::set<int64_t> tiles;
-        for (const Visit& visit : list) {
-          EXPECT_EQ(visit.words, -1);
-          tiles.insert(visit.tile);
+        for (const MaskTile& entry : list) {
+          EXPECT_EQ(entry.words, -1);
+          tiles.insert(entry.tile);
         }
         const bool whole = b == 0 || b == nb - 1;
         const int64_t fixed = b == 1 || b == nb - 2 ? 4 : 5;
@@ -479,7 +478,7 @@ TEST(PatternTest, ListsAreCompiledFromAnyThread) {
     threads.emplace_back([&wrong, i] {
       for (int64_t n = 1; n <= 200; ++n) {
         const PatternCall call = {.Tq = 64, .Tk = 64 * n, .starts = {0}};
-        const size_t tiles = Compile(SlidingWindow(0, 64 * n), call)->visits.size();
+        const size_t tiles = Compile(SlidingWindow(0, 64 * n), call)->tiles.size();
         wrong[i] += tiles != static_cast<size_t>(n);
       }
     });

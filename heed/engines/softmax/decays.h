@@ -20,7 +20,7 @@
 
 #include "heed/core/context.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 
 namespace heed::softmax {
 

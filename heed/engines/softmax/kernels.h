@@ -9,7 +9,7 @@
 #include "heed/engines/kernel_list.h"
 #include "heed/engines/softmax/backward/backward.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 
 namespace heed::softmax {
 

@@ -13,7 +13,7 @@
 #include "heed/core/dtype.h"
 #include "heed/core/tensor.h"
 #include "heed/engines/softmax/key_runs.h"
-#include "heed/engines/softmax/visits.h"
+#include "heed/engines/softmax/block_sparse_mask.h"
 #include "heed/engines/softmax/wide_sum.h"
 
 namespace heed::softmax {
@@ -38,10 +38,10 @@ struct Sequence {
   // tail[j - tail_begin], in pages or behind first_k. The backward pass does not support this.
   const int64_t* tail = nullptr;
   int64_t tail_begin = 0;
-  int64_t own_begin = 0;         // keys below are computed with a SharedKeys
-  int64_t first_decay = 0;       // where its entries in the tables of log decays begin
-  const Visits* kept = nullptr;  // block mask of a pattern, by the sequence's queries; null: all is kept
-  int64_t kept_batch = 0;        // this sequence's index in it
+  int64_t own_begin = 0;                  // keys below are computed with a SharedKeys
+  int64_t first_decay = 0;                // where its entries in the tables of log decays begin
+  const BlockSparseMask* kept = nullptr;  // block mask of a pattern, by the sequence's queries; null: all is kept
+  int64_t kept_batch = 0;                 // this sequence's index in it
   // The block mask by tiles instead of `kept`; its first key is on a boundary of tiles of 64
   const TileRows* tile_rows = nullptr;
 };
@@ -109,9 +109,9 @@ struct Problem {
   int64_t window_left = kUnlimited, window_right = kUnlimited;
   int64_t chunk = 0;  // 0: none
 
-  Pairs bias, mask;                                 // data null: none
-  bool has_pattern = false;                         // some sequence has one
-  std::vector<std::shared_ptr<const Visits>> kept;  // owns the masks that sequences point to
+  Pairs bias, mask;                                          // data null: none
+  bool has_pattern = false;                                  // some sequence has one
+  std::vector<std::shared_ptr<const BlockSparseMask>> kept;  // owns the masks that sequences point to
   std::vector<std::shared_ptr<const TileRows>> tile_rows;
   std::vector<int32_t> segments_q;  // by token, [batch * Tq]; empty: none
   std::vector<int32_t> segments_k;

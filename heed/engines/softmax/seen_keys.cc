@@ -12,21 +12,21 @@ namespace {
 
 // Returns the bits of the 64 keys from `begin` on that are inside an interval.
 uint64_t BitsOf(const Interval& keys, int64_t begin) {
-  const Interval own = Intersect(keys, {begin, begin + Visits::kKeys});
-  return own.empty() ? 0 : ~uint64_t{0} >> (Visits::kKeys - own.size()) << (own.begin - begin);
+  const Interval own = Intersect(keys, {begin, begin + BlockSparseMask::kKeys});
+  return own.empty() ? 0 : ~uint64_t{0} >> (BlockSparseMask::kKeys - own.size()) << (own.begin - begin);
 }
 
 // Returns the bits of the keys that a placed pattern keeps. The pattern's tiles count from key 0, so 64 keys may be in
 // two of them.
 uint64_t KeptBits(const Sequence& s, int64_t head, int64_t query, int64_t begin) {
-  const std::span<const Visit> list = s.kept->Of(s.kept_batch, head, query);
-  const int64_t first = begin / Visits::kKeys, shift = begin % Visits::kKeys;
+  const std::span<const MaskTile> list = s.kept->Of(s.kept_batch, head, query);
+  const int64_t first = begin / BlockSparseMask::kKeys, shift = begin % BlockSparseMask::kKeys;
   uint64_t bits = 0;
-  for (auto at = std::ranges::lower_bound(list, first, {}, &Visit::tile); at != list.end() && at->tile <= first + 1;
+  for (auto at = std::ranges::lower_bound(list, first, {}, &MaskTile::tile); at != list.end() && at->tile <= first + 1;
        ++at) {
     const uint64_t word = s.kept->WordOf(*at, query);
     if (at->tile == first) bits |= word >> shift;
-    if (at->tile == first + 1 && shift > 0) bits |= word << (Visits::kKeys - shift);
+    if (at->tile == first + 1 && shift > 0) bits |= word << (BlockSparseMask::kKeys - shift);
   }
   return bits;
 }

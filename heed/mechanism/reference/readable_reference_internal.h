@@ -95,7 +95,7 @@ class TokenRow {
   double otherwise_;
 };
 
-// What the references of a mechanism are called with, in the order of its table.
+// The arguments and results of a reference, in the order of the table of its mechanism.
 struct ReadableCall {
   ReadableForm form;
   Table table;

@@ -21,7 +21,7 @@
 #include "heed/engines/softmax/block/outputs-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/amx/pipeline-inl.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 #include "heed/simd/math-inl.h"
 #include "hwy/highway.h"
 

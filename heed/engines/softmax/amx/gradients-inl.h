@@ -30,7 +30,7 @@
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/amx/row_pairs-inl.h"
 #include "heed/engines/softmax/amx/operands-inl.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 #include "heed/simd/amx_products-inl.h"
 #include "heed/simd/amx.h"
 #include "heed/simd/transpose-inl.h"

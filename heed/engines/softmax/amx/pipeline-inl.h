@@ -29,7 +29,7 @@
 
 #include "heed/engines/softmax/block/block-inl.h"
 #include "heed/engines/softmax/block/plan-inl.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 #include "heed/simd/amx_products-inl.h"
 #include "heed/simd/amx.h"
 #include "hwy/highway.h"

@@ -99,27 +99,27 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   HWY_NOINLINE HWY_ATTR void Compute() {
     if (!this->MayKeep(group_.keys)) return;
     this->FindKeys();
-    const GroupVisits visits(s_, {runs_, num_rows_}, P::kGroupKeys);
-    if (!visits.Contains(group_.index)) return;
-    const int64_t turns_before = s_.kept == nullptr ? visits.NumBefore(group_.index)
-                                                    : this->KeptGroupsBefore(group_.keys.begin, visits, P::kGroupKeys);
+    const VisibleGroups groups(s_, {runs_, num_rows_}, P::kGroupKeys);
+    if (!groups.Contains(group_.index)) return;
+    const int64_t tickets_before = s_.kept == nullptr
+                                       ? groups.NumBefore(group_.index)
+                                       : this->KeptGroupsBefore(group_.keys.begin, groups, P::kGroupKeys);
     this->KeepKeys(group_.keys);
     PrepareGradients();
     PrefetchNext();
     EachTile();
     group_.products.EndBlock();
     if (!shared_.wants.any_row_sum) return;
-    TicketCounter& turn =
-        shared_
-            .turns[shared_.index->first_turn[static_cast<size_t>(group_.sequence)] + key_head_ * grid_.blocks + block_];
-    WaitForTicket(turn, turns_before);
+    TicketCounter& ticket = shared_.tickets[shared_.index->first_ticket[static_cast<size_t>(group_.sequence)] +
+                                            key_head_ * grid_.blocks + block_];
+    WaitForTicket(ticket, tickets_before);
     AddRowSums();
-    ReleaseTicket(turn);
+    ReleaseTicket(ticket);
   }
 
   // Computes one tile of the group for gathered rows, which keep some of it. dq[lane] is the row's running sum over the
   // keys before; it is read and written back.
-  HWY_NOINLINE HWY_ATTR void ComputeTile(int64_t begin, const uint64_t (*words)[O::kGrid.tile / Visits::kKeys],
+  HWY_NOINLINE HWY_ATTR void ComputeTile(int64_t begin, const uint64_t (*words)[O::kGrid.tile / BlockSparseMask::kKeys],
                                          T* const* dq) {
     this->FindKeys();
     this->KeepKeys({begin, begin + O::kGrid.tile});

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 
 namespace heed::softmax {
 
@@ -47,10 +47,10 @@ GroupQueue::Task GroupQueue::At(int64_t index) const {
   return {order_[place], all_heads_ ? kAll : rest % heads_, all_groups_ ? kAll : rest / heads_};
 }
 
-RowIndex::RowIndex(const Problem& p, int64_t lanes, bool fuse_heads) : first_row{0}, first_turn{0} {
+RowIndex::RowIndex(const Problem& p, int64_t lanes, bool fuse_heads) : first_row{0}, first_ticket{0} {
   for (const Sequence& s : p.sequences) {
     first_row.push_back(first_row.back() + s.num_queries * p.query_heads);
-    first_turn.push_back(first_turn.back() + BlockGrid(p, s, lanes, fuse_heads).blocks * p.key_heads);
+    first_ticket.push_back(first_ticket.back() + BlockGrid(p, s, lanes, fuse_heads).blocks * p.key_heads);
   }
 }
 

@@ -66,9 +66,9 @@ struct RowIndex {
     return first_row[s] + head * p.sequences[s].num_queries + query;
   }
   int64_t rows() const { return first_row.back(); }
-  int64_t turns() const { return first_turn.back(); }
+  int64_t num_tickets() const { return first_ticket.back(); }
 
-  std::vector<int64_t> first_row, first_turn;  // index of each sequence's first; the total comes last
+  std::vector<int64_t> first_row, first_ticket;  // index of each sequence's first; the total comes last
 };
 
 }  // namespace heed::softmax

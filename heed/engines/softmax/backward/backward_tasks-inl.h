@@ -28,11 +28,11 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Computes the gradients of one group of keys of one head; walk(group, head) adds the contributions of its rows.
+// Computes the gradients of one group of keys of one head; sweep(group, head) adds the contributions of its rows.
 template <class P, class F, class O = typename P::Operands>
 HWY_INLINE void GroupGradients(const Problem& p, const Gradients& g, const SharedGradients<typename O::Compute>& shared,
                                int64_t sequence, int64_t key_head, int64_t index,
-                               const std::optional<GroupQueue::Task>& next, GradientBuffers<P>& b, const F& walk) {
+                               const std::optional<GroupQueue::Task>& next, GradientBuffers<P>& b, const F& sweep) {
   using T = typename O::Compute;
   const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
   const Interval keys = KeysOfGroup<P>(s, index);
@@ -49,7 +49,7 @@ HWY_INLINE void GroupGradients(const Problem& p, const Gradients& g, const Share
   head.keys_at = head.values_at = Place::kHead;
   head.keys = group.products.Keys();
   if constexpr (O::kUsesAmx) b.block.keys_finite = group.products.KeysAreFinite();
-  walk(group, head);
+  sweep(group, head);
   group.products.EndGroup();
   const auto store = [&](const Rows& to, const T* from, int64_t depth, double factor) HWY_ATTR {
     if (to.data == nullptr) return;
@@ -62,9 +62,9 @@ HWY_INLINE void GroupGradients(const Problem& p, const Gradients& g, const Share
 
 // Passes over all blocks of rows that see a group, from the last to the first.
 template <class P, class O = typename P::Operands>
-HWY_INLINE void WalkBlocks(const Problem& p, const Gradients& g, const Plan& plan,
-                           const SharedGradients<typename O::Compute>& shared, int64_t key_head, const Head<O>& head,
-                           Group<P>& group, GradientBuffers<P>& b) {
+HWY_INLINE void SweepBlocks(const Problem& p, const Gradients& g, const Plan& plan,
+                            const SharedGradients<typename O::Compute>& shared, int64_t key_head, const Head<O>& head,
+                            Group<P>& group, GradientBuffers<P>& b) {
   const Sequence& s = p.sequences[static_cast<size_t>(group.sequence)];
   const BlockGrid grid(p, s, plan.lanes, P::kFuseHeads);
   for (int64_t block = grid.blocks; block-- > 0;) {
@@ -79,13 +79,13 @@ Plan BackwardPlan(const Problem& p) {
   return plan;
 }
 
-// Replaces GatheredWalk where rows are not gathered.
-struct NoWalk {
-  NoWalk(const Problem&, const Plan&, int) {}
+// Replaces GatheredSweep where rows are not gathered.
+struct NoSweep {
+  NoSweep(const Problem&, const Plan&, int) {}
   int64_t Bytes(const Problem&) const { return 0; }
 };
 template <class P>
-using GatheredWalkOf = std::conditional_t<P::Operands::kUsesAmx, NoWalk, GatheredWalk<P>>;
+using GatheredSweepOf = std::conditional_t<P::Operands::kUsesAmx, NoSweep, GatheredSweep<P>>;
 
 template <class P>
 BackwardBytes BackwardWorkspace(const Context& ctx, const Problem& p, const Gradients& g) {
@@ -93,7 +93,7 @@ BackwardBytes BackwardWorkspace(const Context& ctx, const Problem& p, const Grad
   const Plan plan = BackwardPlan<P>(p);
   const RowIndex index(p, plan.lanes, P::kFuseHeads);
   SharedGradients<T> shared(p, g, index);
-  const GatheredWalkOf<P> gathered(p, plan, ctx.num_threads());
+  const GatheredSweepOf<P> gathered(p, plan, ctx.num_threads());
   return {GradientBuffers<P>::Bytes(p, plan) + gathered.Bytes(p), shared.LayOut(p, g, nullptr)};
 }
 
@@ -106,7 +106,7 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
   SharedGradients<T> shared(p, g, index);
   ctx.ReserveShared(static_cast<size_t>(shared.LayOut(p, g, nullptr)));
   shared.LayOut(p, g, ctx.Shared());
-  const GatheredWalkOf<P> gathered(p, plan, ctx.num_threads());
+  const GatheredSweepOf<P> gathered(p, plan, ctx.num_threads());
   const int64_t bytes = GradientBuffers<P>::Bytes(p, plan);
   ctx.ReserveScratch(static_cast<size_t>(bytes + gathered.Bytes(p)));
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
@@ -143,7 +143,7 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
                                                   reinterpret_cast<char*>(&buffers) + bytes);
                                 }
                               }
-                              WalkBlocks<P>(p, g, plan, shared, h, head, keys, buffers);
+                              SweepBlocks<P>(p, g, plan, shared, h, head, keys, buffers);
                             });
         }
       }

@@ -16,7 +16,7 @@
 
 #include "heed/engines/softmax/block/decays-inl.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 #include "heed/engines/softmax/wide_sum.h"
 #include "heed/simd/transpose-inl.h"
 #include "hwy/highway.h"

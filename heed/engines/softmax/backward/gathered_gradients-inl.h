@@ -35,10 +35,10 @@ namespace hn = hwy::HWY_NAMESPACE;
 // Passes over the panels from the last to the first and, tile by tile, over the rows that keep a tile of the group. The
 // ordered reduction of dq has one ticket per panel, which every group of the head takes in turn.
 template <class P>
-struct GatheredWalk {
+struct GatheredSweep {
   using O = typename P::Operands;
   using T = typename O::Compute;
-  static constexpr size_t kWords = O::kGrid.tile / Visits::kKeys;
+  static constexpr size_t kWords = O::kGrid.tile / BlockSparseMask::kKeys;
   // Rows that share a word of the products are gathered together, so that no sum depends on which rows keep a tile.
   static constexpr int64_t kTogether = static_cast<int64_t>(P::kStep);
 
@@ -59,7 +59,7 @@ struct GatheredWalk {
     }
   };
 
-  GatheredWalk(const Problem& p, const Plan& plan, int num_threads) {
+  GatheredSweep(const Problem& p, const Plan& plan, int num_threads) {
     if (!p.gathers()) return;
     const int64_t bytes = p.depth * static_cast<int64_t>(sizeof(T));
     panels = PanelsOf(p, plan.lanes, P::kFuseHeads, WantedRows(p, num_threads, bytes));
@@ -89,16 +89,16 @@ struct GatheredWalk {
         Tiles(p, s, g, shared, key_head, head, group, b, own, begin, {own.rows, count});
       }
       if (!shared.wants.any_row_sum) continue;
-      TicketCounter& turn = shared.turns[shared.index->first_turn[static_cast<size_t>(group.sequence)] +
-                                         key_head * grid.blocks + panel->first];
-      WaitForTicket(turn, group.index);
+      TicketCounter& ticket = shared.tickets[shared.index->first_ticket[static_cast<size_t>(group.sequence)] +
+                                             key_head * grid.blocks + panel->first];
+      WaitForTicket(ticket, group.index);
       for (int64_t slot = 0; slot < slots; ++slot) {
         if (!own.touched[slot]) continue;
         const BlockGrid::Row row = grid.At(panel->first + slot / grid.lanes, slot % grid.lanes);
         AddScaledRow(static_cast<T>(p.scale), own.dq + slot * P::Row(p.depth), p.depth,
                      shared.DqRow(p, g, group.sequence, key_head * grid.heads + row.head, row.query));
       }
-      ReleaseTicket(turn);
+      ReleaseTicket(ticket);
     }
   }
 

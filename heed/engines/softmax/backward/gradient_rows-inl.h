@@ -153,7 +153,7 @@ struct SharedGradients {
   // which count for every s from the tile's end to the row; and by row, the sum that ends there.
   T* decay_keys;
   WideSum *decay_tiles, *decay_rows;
-  TicketCounter* turns;         // one ticket counter per block (ordered reduction)
+  TicketCounter* tickets;       // one ticket counter per block (ordered reduction)
   bool terms_by_group = false;  // each head has one group of keys, whose task computes the terms of its rows
   T* dbias_sums;                // laid out as dbias, if that is not of type T
   struct {
@@ -182,7 +182,7 @@ struct SharedGradients {
     carver.Next(decay_keys, wants.decays ? p.decays.entries : 0);
     carver.Next(decay_tiles, wants.decays ? p.decays.entries / kTileKeys : 0);
     carver.Next(decay_rows, wants.decays ? rows : 0);
-    carver.Next(turns, wants.any_row_sum ? index->turns() : 0);
+    carver.Next(tickets, wants.any_row_sum ? index->num_tickets() : 0);
     carver.Next(dbias_sums, own_dbias ? sizes[0] * sizes[1] * sizes[2] * sizes[3] : 0);
     if (!own_dq) dq_sums = nullptr;
     if (!own_dbias) dbias_sums = nullptr;
@@ -208,8 +208,8 @@ struct SharedGradients {
 
   // Computes the terms of all rows and zeroes all sums.
   void Begin(Context& ctx, const Problem& p, const Gradients& g) {
-    for (int64_t i = 0; wants.any_row_sum && i < index->turns(); ++i) {
-      new (&turns[i]) TicketCounter(0);
+    for (int64_t i = 0; wants.any_row_sum && i < index->num_tickets(); ++i) {
+      new (&tickets[i]) TicketCounter(0);
     }
     if (wants.bias_pairs) {
       const auto& n = g.dbias_sizes;

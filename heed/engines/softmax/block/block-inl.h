@@ -20,7 +20,7 @@
 #include "heed/engines/softmax/block/operands-inl.h"
 #include "heed/engines/softmax/block/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 #include "heed/simd/tile-inl.h"
 #include "hwy/highway.h"
 

@@ -24,7 +24,7 @@
 #include "heed/engines/softmax/block/logits-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/forward/segment_pass-inl.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 #include "heed/simd/convert-inl.h"
 #include "hwy/highway.h"
 

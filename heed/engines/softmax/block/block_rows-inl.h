@@ -20,7 +20,7 @@
 #include "heed/engines/softmax/block/operands-inl.h"
 #include "heed/engines/softmax/block/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 #include "heed/simd/tile-inl.h"
 #include "hwy/highway.h"
 
@@ -108,12 +108,12 @@ class BlockRows {
   // Calls f(tile) for each tile of which some pair is kept, in ascending order.
   template <class F>
   HWY_INLINE void ForTiles(const F& f) {
-    TileVisits visits(s_, {runs_, num_rows_}, O::kGrid);
+    TileList tiles(s_, {runs_, num_rows_}, O::kGrid);
     if (p_.has_pattern) BeginKept(s_.key_begin);
     while (true) {
-      if (p_.has_pattern) visits.SkipTo(kept_.lists.Next(visits.at()));
+      if (p_.has_pattern) tiles.SkipTo(kept_.lists.Next(tiles.at()));
       Tile tile;
-      if (!visits.Next(&tile)) break;
+      if (!tiles.Next(&tile)) break;
       if (BeginTile(tile, p_.has_pattern ? kept_.Find(tile.keys) : Cover::kAll)) f(tile);
     }
   }
@@ -121,11 +121,11 @@ class BlockRows {
   // Calls f(tile) for the tile that begins here on the grid if some pair of it is kept. Each row keeps the keys whose
   // bits are set in its words.
   template <class F>
-  HWY_INLINE void ForTile(int64_t begin, const uint64_t (*words)[O::kGrid.tile / Visits::kKeys], const F& f) {
+  HWY_INLINE void ForTile(int64_t begin, const uint64_t (*words)[O::kGrid.tile / BlockSparseMask::kKeys], const F& f) {
     KeepKeys({begin, begin + O::kGrid.tile});
-    TileVisits visits(s_, {runs_, num_rows_}, O::kGrid);
+    TileList tiles(s_, {runs_, num_rows_}, O::kGrid);
     Tile tile;
-    if (visits.Next(&tile) && BeginTile(tile, kept_.FindWords(tile.keys, begin, words, num_rows_))) f(tile);
+    if (tiles.Next(&tile) && BeginTile(tile, kept_.FindWords(tile.keys, begin, words, num_rows_))) f(tile);
   }
 
   // Sets up a tile, given how much of it the pattern keeps. Returns whether any pair is kept.
@@ -140,18 +140,18 @@ class BlockRows {
       if (s_.kept->KeepsAny(s_.kept_batch, key_head_ * grid_.heads + row.head, row.query, keys.begin, keys.end)) {
         return true;
       }
-      lane += std::min(Visits::kRows - row.query % Visits::kRows, grid_.num_queries - row.query);
+      lane += std::min(BlockSparseMask::kRows - row.query % BlockSparseMask::kRows, grid_.num_queries - row.query);
     }
     return false;
   }
 
-  // Returns the number of groups that begin before this key, that are in `visits` and for which MayKeep() holds.
-  HWY_INLINE int64_t KeptGroupsBefore(int64_t end, const GroupVisits& visits, int64_t group_keys) {
+  // Returns the number of groups that begin before this key, that are in `groups` and for which MayKeep() holds.
+  HWY_INLINE int64_t KeptGroupsBefore(int64_t end, const VisibleGroups& groups, int64_t group_keys) {
     int64_t count = 0;
     BeginKept(s_.key_begin);
     for (int64_t key = kept_.lists.Next(s_.key_begin); key < end;) {
       const int64_t group = (key - s_.key_begin) / group_keys;
-      count += visits.Contains(group) ? 1 : 0;
+      count += groups.Contains(group) ? 1 : 0;
       key = kept_.lists.Next(s_.key_begin + (group + 1) * group_keys);
     }
     return count;

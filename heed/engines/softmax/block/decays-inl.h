@@ -18,7 +18,7 @@
 #include "heed/engines/softmax/decays.h"
 #include "heed/engines/softmax/block/lanes-inl.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -14,7 +14,7 @@
 #include "heed/engines/softmax/block/operands-inl.h"
 #include "heed/engines/softmax/block/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -14,8 +14,8 @@
 #include <cstdint>
 
 #include "heed/engines/softmax/block/lanes-inl.h"
-#include "heed/engines/softmax/visit.h"
-#include "heed/engines/softmax/visits.h"
+#include "heed/engines/softmax/tile_list.h"
+#include "heed/engines/softmax/block_sparse_mask.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -25,7 +25,7 @@ namespace heed::softmax::HWY_NAMESPACE {
 template <class T, int C, size_t N, int64_t kTile>
 struct KeptTile {
   using TU = hwy::MakeUnsigned<T>;
-  static constexpr size_t W = C * N, kWords = kTile / Visits::kKeys;
+  static constexpr size_t W = C * N, kWords = kTile / BlockSparseMask::kKeys;
   static constexpr int64_t kBits = 8 * sizeof(T);
 
   KeptKeys<W> lists;
@@ -34,7 +34,7 @@ struct KeptTile {
   // Returns how much of a tile is kept. For kSome, the other functions tell which keys.
   HWY_INLINE Cover Find(const Interval& keys) {
     bool whole = true;
-    for (int64_t key = keys.begin; whole && key < keys.end; key += Visits::kKeys) whole = lists.KeepsAll(key);
+    for (int64_t key = keys.begin; whole && key < keys.end; key += BlockSparseMask::kKeys) whole = lists.KeepsAll(key);
     if (whole) return Cover::kAll;
     return Read(keys, [&](int64_t key, const auto& put) { lists.Words(key, put); });
   }
@@ -47,11 +47,11 @@ struct KeptTile {
     }
     if (whole) return Cover::kAll;
     return Read(keys, [&](int64_t key, const auto& put) {
-      const auto word = static_cast<size_t>((key - begin) / Visits::kKeys);
-      const int64_t shift = (key - begin) % Visits::kKeys;
+      const auto word = static_cast<size_t>((key - begin) / BlockSparseMask::kKeys);
+      const int64_t shift = (key - begin) % BlockSparseMask::kKeys;
       for (size_t lane = 0; lane < num_rows; ++lane) {
         uint64_t own = words[lane][word] >> shift;
-        if (shift > 0 && word + 1 < kWords) own |= words[lane][word + 1] << (Visits::kKeys - shift);
+        if (shift > 0 && word + 1 < kWords) own |= words[lane][word + 1] << (BlockSparseMask::kKeys - shift);
         put(lane, own);
       }
     });
@@ -61,10 +61,10 @@ struct KeptTile {
   template <class F>
   HWY_INLINE Cover Read(const Interval& keys, const F& read) {
     uint64_t some = 0, missing = 0;
-    for (int64_t key = keys.begin; key < keys.end; key += Visits::kKeys) {
-      const int64_t beyond = std::max<int64_t>(key + Visits::kKeys - keys.end, 0);
+    for (int64_t key = keys.begin; key < keys.end; key += BlockSparseMask::kKeys) {
+      const int64_t beyond = std::max<int64_t>(key + BlockSparseMask::kKeys - keys.end, 0);
       const uint64_t valid = ~uint64_t{0} >> beyond;
-      const auto word = static_cast<size_t>((key - keys.begin) / Visits::kKeys);
+      const auto word = static_cast<size_t>((key - keys.begin) / BlockSparseMask::kKeys);
       for (size_t c = 0; c < C; ++c) of_[c][word] = {0, valid};
       TU* at = bits[(key - keys.begin) / kBits];
       read(key, [&](size_t lane, uint64_t row) {
@@ -72,7 +72,7 @@ struct KeptTile {
         of.some |= row & valid;
         of.all &= row;
         at[lane] = static_cast<TU>(row);
-        if constexpr (kBits < Visits::kKeys) at[W + lane] = static_cast<TU>(row >> kBits);
+        if constexpr (kBits < BlockSparseMask::kKeys) at[W + lane] = static_cast<TU>(row >> kBits);
       });
       for (size_t c = 0; c < C; ++c) {
         some |= of_[c][word].some;
@@ -86,12 +86,12 @@ struct KeptTile {
   HWY_INLINE Interval Hull(const Interval& keys, size_t c) const {
     Interval hull;
     for (size_t word = 0; word < kWords; ++word) {
-      const int64_t begin = keys.begin + static_cast<int64_t>(word) * Visits::kKeys;
+      const int64_t begin = keys.begin + static_cast<int64_t>(word) * BlockSparseMask::kKeys;
       if (begin >= keys.end) break;
       const uint64_t some = of_[c][word].some;
       if (some == 0) continue;
       if (hull.empty()) hull.begin = begin + std::countr_zero(some);
-      hull.end = begin + Visits::kKeys - std::countl_zero(some);
+      hull.end = begin + BlockSparseMask::kKeys - std::countl_zero(some);
     }
     return hull;
   }
@@ -99,11 +99,11 @@ struct KeptTile {
   // Returns whether all of a run is kept, in the tile that begins at `origin`.
   HWY_INLINE bool KeepsAll(const Run& run, int64_t origin) const {
     for (size_t word = 0; word < kWords; ++word) {
-      const int64_t begin = origin + static_cast<int64_t>(word) * Visits::kKeys;
-      const int64_t first = std::clamp<int64_t>(run.begin - begin, 0, Visits::kKeys);
-      const int64_t end = std::clamp<int64_t>(run.end - begin, 0, Visits::kKeys);
+      const int64_t begin = origin + static_cast<int64_t>(word) * BlockSparseMask::kKeys;
+      const int64_t first = std::clamp<int64_t>(run.begin - begin, 0, BlockSparseMask::kKeys);
+      const int64_t end = std::clamp<int64_t>(run.end - begin, 0, BlockSparseMask::kKeys);
       if (first >= end) continue;
-      const uint64_t wanted = (~uint64_t{0} >> (Visits::kKeys - (end - first))) << first;
+      const uint64_t wanted = (~uint64_t{0} >> (BlockSparseMask::kKeys - (end - first))) << first;
       for (size_t c = run.c0; c < run.c1; ++c) {
         if ((of_[c][word].all & wanted) != wanted) return false;
       }

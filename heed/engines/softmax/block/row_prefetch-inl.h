@@ -14,7 +14,7 @@
 
 #include "heed/core/dtype.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 #include "heed/simd/tile-inl.h"
 #include "hwy/highway.h"
 

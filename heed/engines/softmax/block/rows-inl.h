@@ -13,7 +13,7 @@
 #include <cstdint>
 
 #include "heed/core/dtype.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 #include "heed/simd/convert-inl.h"
 #include "heed/simd/transpose-inl.h"
 #include "hwy/cache_control.h"

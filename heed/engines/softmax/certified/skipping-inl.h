@@ -79,7 +79,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
   using typename Base::V;
   using M = hn::Mask<hn::ScalableTag<T>>;
   static constexpr int64_t kTile = O::kGrid.tile;
-  static constexpr size_t kWords = kTile / Visits::kKeys;
+  static constexpr size_t kWords = kTile / BlockSparseMask::kKeys;
 
  public:
   SkippingBlock(const Problem& problem, const Sequence& sequence, const BlockGrid& grid, int64_t key_head,
@@ -415,10 +415,10 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     ForRows([&](size_t lane, int64_t query, int64_t head) {
       bool all = true, any = false;
       for (size_t word = 0; word < kWords; ++word) {
-        const int64_t begin = tile.grid + static_cast<int64_t>(word) * Visits::kKeys;
-        const int64_t exist = std::clamp<int64_t>(s_.key_end - begin, 0, Visits::kKeys);
+        const int64_t begin = tile.grid + static_cast<int64_t>(word) * BlockSparseMask::kKeys;
+        const int64_t exist = std::clamp<int64_t>(s_.key_end - begin, 0, BlockSparseMask::kKeys);
         const uint64_t bits = exist == 0 ? 0 : SeenBits(p_, s_, head, query, this->runs_[lane], begin);
-        const uint64_t valid = exist == 0 ? 0 : ~uint64_t{0} >> (Visits::kKeys - exist);
+        const uint64_t valid = exist == 0 ? 0 : ~uint64_t{0} >> (BlockSparseMask::kKeys - exist);
         words[2 * word][lane] = static_cast<uint32_t>(bits);
         words[2 * word + 1][lane] = static_cast<uint32_t>(bits >> 32);
         all = all && bits == valid;

@@ -16,7 +16,7 @@
 namespace heed::softmax::cuda {
 namespace {
 
-constexpr int64_t kKeys = Visits::kKeys, kRows = Visits::kRows;
+constexpr int64_t kKeys = BlockSparseMask::kKeys, kRows = BlockSparseMask::kRows;
 
 // Segment ids of up to 64 tokens, with their minimum and maximum; negative ids see nothing.
 class Ids {
@@ -53,37 +53,37 @@ std::vector<Ids> Tiles(std::span<const int32_t> ids) {
 class Builder {
  public:
   // Returns the place of batch entry `batch`, and appends the lists if they are new.
-  TileLists::Place Add(const Visits& visits, int64_t batch) {
-    const auto [at, is_new] = known_.try_emplace(&visits, std::ssize(lists_.begins));
-    if (is_new) Append(visits);
-    const int64_t of_head = visits.blocks + 1, of_batch = visits.batch == 1 ? 0 : batch;
-    return {at->second + of_batch * visits.heads * of_head, visits.heads == 1 ? 0 : of_head};
+  TileLists::Place Add(const BlockSparseMask& mask, int64_t batch) {
+    const auto [at, is_new] = known_.try_emplace(&mask, std::ssize(lists_.begins));
+    if (is_new) Append(mask);
+    const int64_t of_head = mask.blocks + 1, of_batch = mask.batch == 1 ? 0 : batch;
+    return {at->second + of_batch * mask.heads * of_head, mask.heads == 1 ? 0 : of_head};
   }
   TileLists lists_;
 
  private:
-  void Append(const Visits& visits) {
+  void Append(const BlockSparseMask& mask) {
     const size_t first = lists_.tiles.size();
-    if (first + visits.visits.size() > std::numeric_limits<int32_t>::max()) {
+    if (first + mask.tiles.size() > std::numeric_limits<int32_t>::max()) {
       throw Unsupported(std::string(kName) + " takes patterns of up to 2^31 tiles");
     }
-    for (const int64_t begin : visits.begins)
+    for (const int64_t begin : mask.begins)
       lists_.begins.push_back(static_cast<int32_t>(static_cast<int64_t>(first) + begin));
-    for (const Visit& visit : visits.visits) {
+    for (const MaskTile& entry : mask.tiles) {
       lists_.tiles.push_back(
-          {static_cast<int32_t>(visit.tile), visit.words < 0 ? ListedTile::kAll : WordsAt(visits, visit.words)});
+          {static_cast<int32_t>(entry.tile), entry.words < 0 ? ListedTile::kAll : WordsAt(mask, entry.words)});
     }
   }
-  int32_t WordsAt(const Visits& visits, int64_t first) {
-    const uint64_t* words = visits.words.data() + first;
+  int32_t WordsAt(const BlockSparseMask& mask, int64_t first) {
+    const uint64_t* words = mask.words.data() + first;
     const std::string_view bytes(reinterpret_cast<const char*>(words), kRows * sizeof(uint64_t));
     const auto [at, is_new] = words_.try_emplace(bytes, static_cast<int32_t>(std::ssize(lists_.words) / kRows));
     if (is_new) lists_.words.insert(lists_.words.end(), words, words + kRows);
     return at->second;
   }
 
-  std::map<const Visits*, int64_t> known_;
-  std::unordered_map<std::string_view, int32_t> words_;  // the keys view visits that outlive this object
+  std::map<const BlockSparseMask*, int64_t> known_;
+  std::unordered_map<std::string_view, int32_t> words_;  // its keys are views of masks that outlive this object
 };
 
 }  // namespace
@@ -92,18 +92,18 @@ bool HasListsByHead(const Problem& p) {
   return std::ranges::any_of(p.sequences, [](const Sequence& s) { return s.kept != nullptr && s.kept->heads > 1; });
 }
 
-Visits SegmentVisits(const Problem& p, const Sequence& s) {
+BlockSparseMask SegmentMask(const Problem& p, const Sequence& s) {
   const auto ids_of = [&](const std::vector<int32_t>& ids, int64_t stride, int64_t count) {
     return std::span(ids).subspan(static_cast<size_t>(s.batch * stride), static_cast<size_t>(count));
   };
   const std::vector<Ids> rows = Tiles(ids_of(p.segments_q, p.segments_q_stride, s.num_queries));
   const std::vector<Ids> keys = Tiles(ids_of(p.segments_k, p.segments_k_stride, s.num_keys));
-  Visits visits;
-  visits.heads = s.kept == nullptr ? 1 : s.kept->heads;
-  visits.blocks = std::ssize(rows);
-  for (int64_t head = 0; head < visits.heads; ++head) {
-    for (int64_t block = 0; block < visits.blocks; ++block) {
-      visits.begins.push_back(std::ssize(visits.visits));
+  BlockSparseMask mask;
+  mask.heads = s.kept == nullptr ? 1 : s.kept->heads;
+  mask.blocks = std::ssize(rows);
+  for (int64_t head = 0; head < mask.heads; ++head) {
+    for (int64_t block = 0; block < mask.blocks; ++block) {
+      mask.begins.push_back(std::ssize(mask.tiles));
       const Ids& own = rows[static_cast<size_t>(block)];
       const auto add = [&](int64_t tile, const auto& kept_of) {
         const Ids& of_tile = keys[static_cast<size_t>(tile)];
@@ -115,30 +115,30 @@ Visits SegmentVisits(const Problem& p, const Sequence& s) {
           missing |= words[i] ^ of_tile.All();
         }
         if (some == 0) return;
-        visits.visits.push_back({tile, missing == 0 ? -1 : std::ssize(visits.words)});
-        if (missing != 0) visits.words.insert(visits.words.end(), words, words + kRows);
+        mask.tiles.push_back({tile, missing == 0 ? -1 : std::ssize(mask.words)});
+        if (missing != 0) mask.words.insert(mask.words.end(), words, words + kRows);
       };
       if (s.kept == nullptr) {
         for (int64_t tile = 0; tile < std::ssize(keys); ++tile) add(tile, [](int64_t) { return ~uint64_t{0}; });
       } else {
-        for (const Visit& visit : s.kept->Of(s.kept_batch, head, block * kRows)) {
-          add(visit.tile, [&](int64_t row) { return s.kept->WordOf(visit, row); });
+        for (const MaskTile& entry : s.kept->Of(s.kept_batch, head, block * kRows)) {
+          add(entry.tile, [&](int64_t row) { return s.kept->WordOf(entry, row); });
         }
       }
     }
-    visits.begins.push_back(std::ssize(visits.visits));
+    mask.begins.push_back(std::ssize(mask.tiles));
   }
-  return visits;
+  return mask;
 }
 
 TileLists ListTiles(const Problem& p, std::span<const Sequence> sequences) {
   Builder builder;
-  std::list<Visits> of_segments;
+  std::list<BlockSparseMask> of_segments;
   for (const Sequence& s : sequences) {
     const bool sees_some = s.num_queries > 0 && s.query_end > 0;
     TileLists::Place place;
     if (!p.segments_q.empty() && sees_some) {
-      place = builder.Add(of_segments.emplace_back(SegmentVisits(p, s)), 0);
+      place = builder.Add(of_segments.emplace_back(SegmentMask(p, s)), 0);
     } else if (s.kept != nullptr && sees_some) {
       place = builder.Add(*s.kept, s.kept_batch);
     }

@@ -8,11 +8,11 @@
 
 #include "heed/engines/softmax/cuda/forward_params.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/visits.h"
+#include "heed/engines/softmax/block_sparse_mask.h"
 
 namespace heed::softmax::cuda {
 
-// The lists of visits.h, concatenated. Equal masks of a tile, 64 words each, are stored once.
+// The lists of block_sparse_mask.h, concatenated. Equal masks of a tile, 64 words each, are stored once.
 struct TileLists {
   struct Place {
     int64_t first = -1;  // index into `begins`, of head 0; -1: no block mask
@@ -29,7 +29,7 @@ struct TileLists {
 TileLists ListTiles(const Problem& p, std::span<const Sequence> sequences);
 
 // Returns the pairs of equal segment ids that the sequence's pattern, if any, keeps. The lists have one batch entry.
-Visits SegmentVisits(const Problem& p, const Sequence& s);
+BlockSparseMask SegmentMask(const Problem& p, const Sequence& s);
 
 // True if heads have different lists.
 bool HasListsByHead(const Problem& p);

@@ -71,15 +71,15 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
     Finish();
   }
 
-  // Computes one piece of the keys (split-KV). The last piece of the block to finish merges the states of all pieces.
+  // Computes one split of the keys (split-KV). The last split of the block to finish merges the states of all splits.
   // `index` is the block's index in `states`.
-  HWY_ATTR void ComputePiece(const SegmentStates<O>& states, int64_t index, int64_t piece) {
+  HWY_ATTR void ComputeSplit(const SegmentStates<O>& states, int64_t index, int64_t split) {
     this->FindKeys();
     this->KeepKeys({s_.own_begin, s_.key_end});
-    if (const int64_t count = states.segments_of_piece() * kSegment; count > 0) {
-      this->KeepKeys({s_.key_begin + piece * count, s_.key_begin + (piece + 1) * count});
+    if (const int64_t count = states.segments_per_split() * kSegment; count > 0) {
+      this->KeepKeys({s_.key_begin + split * count, s_.key_begin + (split + 1) * count});
     } else {
-      this->KeepKeys(Piece(piece, states.pieces()));
+      this->KeepKeys(KeysOfSplit(split, states.num_splits()));
     }
     if (this->SeesAny()) {
       this->Prepare();
@@ -87,7 +87,7 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
                                                      HWY_ATTR { Keep(states.At(index, segment), m, l); });
     }
     if (!states.IsLast(index)) return;
-    MergePieces(states, index);
+    MergeSplits(states, index);
     if (any_tile_ && MaskedLeaked()) {
       this->FindKeys();
       this->Prepare();
@@ -173,9 +173,9 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
   }
 
  private:
-  // Returns the keys of a piece: whole segments of the keys between the first and the last that a row of the block
+  // Returns the keys of a split: whole segments of the keys between the first and the last that a row of the block
   // sees, divided about evenly.
-  Interval Piece(int64_t piece, int64_t pieces) const {
+  Interval KeysOfSplit(int64_t split, int64_t num_splits) const {
     Interval all;
     for (size_t lane = 0; lane < num_rows_; ++lane) {
       for (const Interval& run : {this->runs_[lane].first, this->runs_[lane].second}) {
@@ -186,8 +186,8 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
     if (all.empty()) return {};
     const int64_t first = (all.begin - s_.key_begin) / kSegment;
     const int64_t count = (all.end - 1 - s_.key_begin) / kSegment + 1 - first;
-    const auto border = [&](int64_t i) { return s_.key_begin + (first + count * i / pieces) * kSegment; };
-    return {border(piece), border(piece + 1)};
+    const auto boundary = [&](int64_t i) { return s_.key_begin + (first + count * i / num_splits) * kSegment; };
+    return {boundary(split), boundary(split + 1)};
   }
 
   // Computes all tiles into totals_: un-normalised outputs, maxima, sums. The first segment is swapped in; merging it
@@ -214,8 +214,8 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
     layout_.Copy(outputs_, state.outputs);
   }
 
-  // Merges the segment states of all pieces into the totals, in ascending order.
-  HWY_INLINE void MergePieces(const SegmentStates<O>& states, int64_t index) {
+  // Merges the segment states of all splits into the totals, in ascending order.
+  HWY_INLINE void MergeSplits(const SegmentStates<O>& states, int64_t index) {
     any_tile_ = false;
     for (int64_t segment = 0; segment < states.segments(); ++segment) {
       const auto state = states.At(index, segment);

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 
 namespace heed::softmax {
 

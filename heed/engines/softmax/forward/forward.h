@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 
 namespace heed::softmax {
 

@@ -38,7 +38,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <class O>
 struct PanelStates {
   using T = typename O::Compute;
-  static constexpr size_t kWords = O::kGrid.tile / Visits::kKeys;
+  static constexpr size_t kWords = O::kGrid.tile / BlockSparseMask::kKeys;
   enum Part { kSegment, kTotal };
   struct Row {
     KeyRuns runs;      // the keys that the row sees

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 
 namespace heed::softmax {
 
@@ -51,7 +51,7 @@ size_t Gather(const Problem& p, const BlockGrid& grid, const Panel& panel, int64
     std::span<const TileRows::Entry> lists[kWords];
     for (size_t i = 0; i < kWords; ++i) {
       const auto all = s.tile_rows->Of(s.kept_batch, panel.key_head * grid.heads + head, p.query_heads,
-                                       begin / Visits::kKeys + static_cast<int64_t>(i));
+                                       begin / BlockSparseMask::kKeys + static_cast<int64_t>(i));
       const auto from = std::ranges::lower_bound(all, first_query, {}, &TileRows::Entry::row);
       lists[i] = std::span(from, all.end());
     }

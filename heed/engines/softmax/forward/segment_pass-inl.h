@@ -17,7 +17,7 @@
 #include "heed/engines/softmax/block/exponentials-inl.h"
 #include "heed/engines/softmax/amx/block-inl.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

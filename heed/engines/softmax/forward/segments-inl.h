@@ -1,8 +1,8 @@
-// Split-KV: blocks of rows whose keys are divided among tasks. A piece is a number of whole segments; the states of all
+// Split-KV: blocks of rows whose keys are divided among tasks. A split is a number of whole segments; the states of all
 // segments are kept until the last task of the block merges them in ascending order. Where several sequences share
 // their first keys, the states of these segments come from blocks of the queries of all of them.
 //
-// Compiled once per SIMD target. A segment's state and the order of merging depend neither on the pieces nor on which
+// Compiled once per SIMD target. A segment's state and the order of merging depend neither on the splits nor on which
 // task computed it, so the bits do not either.
 #if defined(HEED_ENGINES_SOFTMAX_FORWARD_SEGMENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_FORWARD_SEGMENTS_INL_H_
@@ -31,7 +31,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 inline constexpr int64_t kTasksPerThread = 4;
 
-struct SegmentsOfPiece {
+struct SegmentsPerSplit {
   int64_t count;
 };
 
@@ -42,7 +42,7 @@ class SegmentStates {
   static constexpr int64_t kSegment = O::kGrid.segment;
 
  public:
-  // Chooses the number of pieces per block: one where there are enough blocks for the threads.
+  // Chooses the number of splits per block: one where there are enough blocks for the threads.
   SegmentStates(const Problem& p, const Plan& plan, int64_t num_blocks, int num_threads)
       : lanes_(plan.lanes), outputs_(plan.outputs), num_blocks_(num_blocks) {
     for (const Sequence& s : p.sequences) {
@@ -50,22 +50,22 @@ class SegmentStates {
     }
     const int64_t wanted = kTasksPerThread * num_threads;
     if (num_threads > 1 && num_blocks > 0 && num_blocks < wanted) {
-      pieces_ = std::clamp<int64_t>(wanted / num_blocks, 1, std::max<int64_t>(segments_, 1));
+      num_splits_ = std::clamp<int64_t>(wanted / num_blocks, 1, std::max<int64_t>(segments_, 1));
     }
-    kept_ = pieces_ > 1 || !p.shared.empty();
+    kept_ = num_splits_ > 1 || !p.shared.empty();
   }
 
-  // The states of `num_blocks` blocks whose pieces have of_piece segments each, counted from the first key.
-  SegmentStates(const Problem& p, const Plan& plan, int64_t num_blocks, SegmentsOfPiece of_piece)
+  // The states of `num_blocks` blocks whose splits have per_split segments each, counted from the first key.
+  SegmentStates(const Problem& p, const Plan& plan, int64_t num_blocks, SegmentsPerSplit per_split)
       : SegmentStates(p, plan, num_blocks, /*num_threads=*/1) {
-    segments_of_piece_ = of_piece.count;
-    pieces_ = (segments_ + of_piece.count - 1) / of_piece.count;
+    segments_per_split_ = per_split.count;
+    num_splits_ = (segments_ + per_split.count - 1) / per_split.count;
     kept_ = true;
   }
 
-  int64_t pieces() const { return pieces_; }
-  // Returns 0 if not fixed: the pieces then divide the visible segments evenly.
-  int64_t segments_of_piece() const { return segments_of_piece_; }
+  int64_t num_splits() const { return num_splits_; }
+  // Returns 0 if not fixed: the splits then divide the visible segments evenly.
+  int64_t segments_per_split() const { return segments_per_split_; }
   bool kept() const { return kept_; }
 
   // Returns the bytes of the states, 0 if none are kept. Begin() lays them out and marks all of them empty.
@@ -74,7 +74,7 @@ class SegmentStates {
     if (!kept_) return;
     LayOut(memory);
     std::fill(visited_, visited_ + num_blocks_ * segments_, uint8_t{0});
-    for (int64_t i = 0; i < num_blocks_; ++i) new (missing_ + i) std::atomic<int64_t>(pieces_);
+    for (int64_t i = 0; i < num_blocks_; ++i) new (missing_ + i) std::atomic<int64_t>(num_splits_);
   }
 
   struct State {
@@ -96,7 +96,7 @@ class SegmentStates {
     std::fill(state.sum, state.sum + lanes_, T{0});
   }
 
-  // Returns true for the last piece of a block to finish, which sees everything that the others wrote.
+  // Returns true for the last split of a block to finish, which sees everything that the others wrote.
   bool IsLast(int64_t block) const { return missing_[block].fetch_sub(1, std::memory_order_acq_rel) == 1; }
 
  private:
@@ -108,7 +108,7 @@ class SegmentStates {
     return carver.bytes();
   }
 
-  int64_t lanes_, outputs_, num_blocks_, segments_ = 0, pieces_ = 1, segments_of_piece_ = 0;
+  int64_t lanes_, outputs_, num_blocks_, segments_ = 0, num_splits_ = 1, segments_per_split_ = 0;
   bool kept_ = false;
   std::atomic<int64_t>* missing_ = nullptr;
   uint8_t* visited_ = nullptr;

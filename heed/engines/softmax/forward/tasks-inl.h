@@ -47,16 +47,16 @@ void RunShared(Context& ctx, const Problem& p, const Plan& plan, const BlockQueu
     const int64_t own = queue.IndexOf({shared.first + rest / p.key_heads, rest % p.key_heads, block});
     for (int64_t segment = 0; segment < segments; ++segment) states.Expect(own, segment);
   }
-  const int64_t pieces = std::clamp<int64_t>(kTasksPerThread * ctx.num_threads() / blocks, 1, segments);
-  ctx.ParallelFor(blocks * pieces, [&](int64_t index, int worker) HWY_ATTR {
-    const int64_t piece = index % pieces, block = index / pieces % grid.blocks;
-    const int64_t key_head = index / pieces / grid.blocks;
+  const int64_t num_splits = std::clamp<int64_t>(kTasksPerThread * ctx.num_threads() / blocks, 1, segments);
+  ctx.ParallelFor(blocks * num_splits, [&](int64_t index, int worker) HWY_ATTR {
+    const int64_t split = index % num_splits, block = index / num_splits % grid.blocks;
+    const int64_t key_head = index / num_splits / grid.blocks;
     Workspace<O>& w = WorkspaceOf<O>(ctx, worker);
     [[maybe_unused]] const SessionOf<O> session;
     const Head<O> head = HeadOf(p, plan, shared.first, key_head, w);
     ForwardBlock<O, C, Outputs> joint(p, joined, grid, key_head, block, w, head);
     joint.Join(members, members->num_queries);
-    joint.ComputeShared(states, segments * piece / pieces, segments * (piece + 1) / pieces,
+    joint.ComputeShared(states, segments * split / num_splits, segments * (split + 1) / num_splits,
                         [&](const Sequence& sequence, const BlockGrid::Row& row) {
                           const BlockGrid::Place place = own_grid.Find(row);
                           return Owner{queue.IndexOf({&sequence - p.sequences.data(), key_head, place.block}),
@@ -73,20 +73,20 @@ struct BlockGroups {
 
   BlockGroups(const Problem& p, const Plan& plan, int64_t num_blocks, int num_threads) : blocks(kFewestBlocks) {
     if constexpr (O::kUsesAmx) {
-      of_piece.count = O::KeysInL2(p) / O::kGrid.segment;
-      const int64_t bytes = SegmentStates<O>(p, plan, 1, of_piece).Bytes();
+      per_split.count = O::KeysInL2(p) / O::kGrid.segment;
+      const int64_t bytes = SegmentStates<O>(p, plan, 1, per_split).Bytes();
       blocks = std::min({kMostBlocks, kMostBytes / bytes, num_blocks / (kTasksPerThread * num_threads)});
       blocks = std::max(blocks, kFewestBlocks);
       const bool copied = plan.keys_at == Place::kHead && plan.values_at == Place::kHead;
       const bool sees_few = p.windowed() || p.chunk > 0 || p.has_pattern;
-      wanted = copied && !sees_few && SegmentStates<O>(p, plan, 1, of_piece).pieces() > 1;
+      wanted = copied && !sees_few && SegmentStates<O>(p, plan, 1, per_split).num_splits() > 1;
     }
   }
-  SegmentStates<O> States(const Problem& p, const Plan& plan) const { return {p, plan, blocks, of_piece}; }
+  SegmentStates<O> States(const Problem& p, const Plan& plan) const { return {p, plan, blocks, per_split}; }
   int64_t Bytes(const Problem& p, const Plan& plan) const { return wanted ? States(p, plan).Bytes() : 0; }
 
   int64_t blocks;
-  SegmentsOfPiece of_piece = {1};
+  SegmentsPerSplit per_split = {1};
   bool wanted = false;
 };
 
@@ -112,10 +112,10 @@ void RunGroups(Context& ctx, const Problem& p, const Plan& plan, const BlockQueu
       const Sequence& s = p.sequences[static_cast<size_t>(head_of.sequence)];
       const Head<O> head = HeadOf(p, plan, head_of.sequence, head_of.key_head, w);
       const BlockGrid grid(p, s, plan.rows);
-      for (int64_t piece = 0; piece < states.pieces(); ++piece) {
+      for (int64_t split = 0; split < states.num_splits(); ++split) {
         for (int64_t i = index; i < end; ++i) {
           ForwardBlock<O, C, Outputs> block(p, s, grid, head_of.key_head, queue.At(i).block, w, head);
-          block.ComputePiece(states, i - index, piece);
+          block.ComputeSplit(states, i - index, split);
         }
       }
       index = end;
@@ -175,7 +175,7 @@ void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
       RunShared<O, C, Outputs>(ctx, p, plan, queue, states, shared);
     }
   }
-  const int64_t pieces = states.pieces();
+  const int64_t num_splits = states.num_splits();
   const auto with_block = [&](int64_t index, Workspace<O>& w, const auto& use) HWY_ATTR {
     const BlockQueue::Task task = queue.At(index);
     const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
@@ -185,10 +185,11 @@ void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
     use(block, grid.blocks);
   };
   if (states.kept()) {
-    return ctx.ParallelFor(queue.size() * pieces, [&](int64_t index, int worker) HWY_ATTR {
+    return ctx.ParallelFor(queue.size() * num_splits, [&](int64_t index, int worker) HWY_ATTR {
       [[maybe_unused]] const SessionOf<O> session;
-      with_block(index / pieces, WorkspaceOf<O>(ctx, worker),
-                 [&](auto& block, int64_t) HWY_ATTR { block.ComputePiece(states, index / pieces, index % pieces); });
+      with_block(index / num_splits, WorkspaceOf<O>(ctx, worker), [&](auto& block, int64_t) HWY_ATTR {
+        block.ComputeSplit(states, index / num_splits, index % num_splits);
+      });
     });
   }
   const int64_t per_task = BlocksPerTask(queue, ctx.num_threads());

@@ -12,7 +12,7 @@
 #include "heed/core/os.h"
 #include "heed/engines/softmax/decays.h"
 #include "heed/engines/softmax/kernels.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 #include "heed/ops/exact/attention/attention_internal.h"
 #include "heed/ops/exact/attention/attention_options_internal.h"
 
@@ -95,26 +95,27 @@ Explanation Explain(const Context& ctx, const Inputs& in, const Options& options
   const softmax::Problem p = CheckedProblem(kOp, in, options, {}, Use::kExplain, DeviceOf(in.q));
   const std::vector<Layer> layers = LayersOf(p, options);
   const bool by_residue = layers.back().kind == Layer::kResidues, by_row = layers.back().kind == Layer::kRows;
-  std::vector<Piece> pieces;
+  std::vector<Subproblem> subproblems;
   for (const Layer& layer : layers) {
-    for (Piece& piece : PiecesOf(kOp, p, options, layer)) pieces.push_back(std::move(piece));
+    for (Subproblem& subproblem : SubproblemsOf(kOp, p, options, layer)) subproblems.push_back(std::move(subproblem));
   }
   if (p.device.type != DeviceType::kCpu) {
-    for (Piece& piece : pieces) piece.problem.mask.data = nullptr;  // not read by this function
+    for (Subproblem& subproblem : subproblems) subproblem.problem.mask.data = nullptr;  // not read by this function
   }
-  const bool own_kernel = !pieces.empty() && (by_row || pieces[0].problem.gathers());
-  const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, own_kernel ? pieces[0].problem : p);
+  const bool own_kernel = !subproblems.empty() && (by_row || subproblems[0].problem.gathers());
+  const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, own_kernel ? subproblems[0].problem : p);
   const double rows = static_cast<double>(in.q.num_elements()) / static_cast<double>(p.depth);
   Explanation e = {};
   e.kernel = kernel.name;
   e.target = kernel.target(ctx);
   e.why = Why(kernel, p);
   if (by_residue) e.why += "; positions that the pattern keeps apart, by residue, are dense problems";
-  if (!pieces.empty() && pieces[0].problem.gathers()) e.why += "; rows that keep the same tile are computed together";
+  if (!subproblems.empty() && subproblems[0].problem.gathers())
+    e.why += "; rows that keep the same tile are computed together";
   if (by_row) e.why += "; each row is a problem of its own, of the keys that the pattern lists for it";
-  for (const Piece& piece : pieces) {
-    e.flops += 2 * static_cast<double>(p.depth + p.value_depth) * softmax::KeptPairs(piece.problem);
-    e.visited_pairs += softmax::VisitedPairs(piece.problem, kernel.lanes(ctx, piece.problem), kernel.grid);
+  for (const Subproblem& subproblem : subproblems) {
+    e.flops += 2 * static_cast<double>(p.depth + p.value_depth) * softmax::KeptPairs(subproblem.problem);
+    e.visited_pairs += softmax::VisitedPairs(subproblem.problem, kernel.lanes(ctx, subproblem.problem), kernel.grid);
   }
   e.workspace_bytes = BytesOf(kOp, ctx, p, options);
   e.bytes = NumBytes(in.q) + NumBytes(in.k) + NumBytes(in.v) + NumBytes(options) +

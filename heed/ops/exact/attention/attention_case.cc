@@ -82,7 +82,7 @@ void StoreTolerance(const Problem& problem, const ReferenceRow& row, const Outpu
                     const Outputs& tolerance) {
   const Epsilon eps = EpsilonOf(problem.in.q.dtype());
   const bool three_products = problem.options.precision == Precision::kHigh && problem.in.q.dtype() == DType::kF32;
-  const double pieces = three_products ? 3 * 0x1p-18 : 0;
+  const double splits = three_products ? 3 * 0x1p-18 : 0;
   const bool packed = problem.options.cu_seqlens_q.present();
   const int64_t batch = packed ? 0 : row.sequence;
   const int64_t Dv = problem.in.v.size(problem.in.v.rank() - 1);
@@ -102,10 +102,10 @@ void StoreTolerance(const Problem& problem, const ReferenceRow& row, const Outpu
   }
   const double n = static_cast<double>(std::max<size_t>(row.pairs.size(), 1));
   const double of_lse =
-      eps.lse * std::max(1.0, std::abs(row.lse)) + eps.chain * std::max(S, 1.75 * R) + eps.decay * F + pieces * S;
+      eps.lse * std::max(1.0, std::abs(row.lse)) + eps.chain * std::max(S, 1.75 * R) + eps.decay * F + splits * S;
   const double length = std::min(n, 512.0);  // length of a chain
   const bool repeats = problem.in.v.stride(problem.in.v.rank() - 3) == 0;
-  const double of_mean = eps.base * (1 + std::log2(n) / 8 + S / 8) + eps.decay * F + pieces * (1 + S) +
+  const double of_mean = eps.base * (1 + std::log2(n) / 8 + S / 8) + eps.decay * F + splits * (1 + S) +
                          eps.chain * std::max(std::sqrt(length), repeats ? length / 2 : 0);
   double of_sink = 0;
   if (problem.options.sinks && !row.pairs.empty()) {

@@ -79,23 +79,23 @@ struct Layer {
   int64_t step = 1, shift = 0, left = 0, right = 0;
 };
 
-// Returns the layers of a call, at least one, from its options only: attention_pieces.cc.
+// Returns the layers of a call, at least one, from its options only: attention_subproblems.cc.
 std::vector<Layer> LayersOf(const softmax::Problem& whole, const Options& options);
 
 // A problem for the engine.
-struct Piece {
+struct Subproblem {
   softmax::Problem problem;
   softmax::Gradients gradients;
 };
 
 // Returns problems, one or one per key head, in which each row of the whole problem is a sequence of its own, with the
 // keys that the pattern lists for it. The pattern must outlive them.
-std::vector<Piece> ProblemsOfRows(softmax::Problem whole, const Pattern& pattern,
-                                  const softmax::Gradients& gradients = {});
+std::vector<Subproblem> ProblemsOfRows(softmax::Problem whole, const Pattern& pattern,
+                                       const softmax::Gradients& gradients = {});
 
 // Returns the problems of a layer. Together they write all rows and gradients of the whole problem.
-std::vector<Piece> PiecesOf(const char* op, softmax::Problem whole, const Options& options, const Layer& layer,
-                            const softmax::Gradients& gradients = {});
+std::vector<Subproblem> SubproblemsOf(const char* op, softmax::Problem whole, const Options& options,
+                                      const Layer& layer, const softmax::Gradients& gradients = {});
 
 // Runs a problem layer by layer, and places its pattern if a layer needs lists of tiles: attention_layers.cc.
 void Run(const char* op, Context& ctx, const Options& options, softmax::Problem* whole);

@@ -171,7 +171,7 @@ struct DotProduct {
 }  // namespace
 
 void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
-                   const std::function<void(const ReferenceRow&)>& visit) {
+                   const std::function<void(const ReferenceRow&)>& f) {
   const int rank = in.q.rank();
   const int64_t heads = in.q.size(rank - 2), D = in.q.size(rank - 1);
   const int64_t group = heads / std::max<int64_t>(in.k.size(rank - 2), 1);
@@ -267,9 +267,8 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
           Store(out.o, {seq.batch, row, h, d}, o[static_cast<size_t>(d)]);
         }
         if (out.lse) Store(out.lse, {seq.batch, h, row}, lse);
-        if (visit) {
-          visit({b, h, i, row, seq.k_begin, StandsAt(options, seq, p), lse, w, sink_probability, q.data() + i * D,
-                 pairs});
+        if (f) {
+          f({b, h, i, row, seq.k_begin, StandsAt(options, seq, p), lse, w, sink_probability, q.data() + i * D, pairs});
         }
       }
     }

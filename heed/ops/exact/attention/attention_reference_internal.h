@@ -37,9 +37,9 @@ struct ReferenceRow {
   std::span<const ReferencePair> pairs;
 };
 
-// Reference(), with a call of `visit` for each row. The arguments have been validated.
+// Reference(), with a call of `f` for each row. The arguments have been validated.
 void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
-                   const std::function<void(const ReferenceRow&)>& visit);
+                   const std::function<void(const ReferenceRow&)>& f);
 
 // Allowed error of the contribution of a row's pairs to a gradient: a fraction of the contribution with all terms taken
 // by magnitude, and a fraction of each element of o.

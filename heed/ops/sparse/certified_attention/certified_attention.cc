@@ -13,7 +13,7 @@
 
 #include "heed/core/os.h"
 #include "heed/engines/softmax/certified/skipping.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 #include "heed/ops/exact/attention/attention_internal.h"
 #include "heed/ops/exact/attention/attention_options_internal.h"
 #include "heed/ops/sparse/certified_attention/certified_internal.h"

@@ -10,7 +10,7 @@
 #include "heed/core/context.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/certified/sketch.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 #include "heed/ops/sparse/certified_attention/certified_choice_internal.h"
 
 namespace heed::certified_attention {

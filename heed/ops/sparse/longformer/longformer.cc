@@ -12,7 +12,7 @@
 
 #include "heed/core/os.h"
 #include "heed/engines/softmax/kernels.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 #include "heed/ops/exact/attention/attention_check_internal.h"
 #include "heed/ops/exact/attention/attention_internal.h"
 #include "heed/mechanism/check_internal.h"

@@ -270,12 +270,12 @@ TEST(SelectTest, ColumnsAndDiagonalsAreThoseOfTheReference) {
     // The lists of tiles have the pairs of the definition, whatever the positions of the rows.
     PatternCall call = {.Tq = x.Tq, .Tk = x.Tk, .query_heads = x.Hq, .key_heads = x.Hkv, .starts = {}};
     for (int64_t b = 0; b < x.B; ++b) call.starts.push_back(x.random.Integer(-30, x.Tk));
-    const auto visits = patterns::Compile(pattern, call);
+    const auto mask = patterns::Compile(pattern, call);
     for (int64_t b = 0; b < x.B; ++b) {
       for (int64_t row = 0; row < x.Tq; row += 7) {
         std::vector<uint64_t> words(static_cast<size_t>(x.Tk / 64 + 1));
-        for (const auto& visit : visits->Of(b, 0, row))
-          words.at(static_cast<size_t>(visit.tile)) = visits->WordOf(visit, row);
+        for (const auto& entry : mask->Of(b, 0, row))
+          words.at(static_cast<size_t>(entry.tile)) = mask->WordOf(entry, row);
         for (int64_t key = 0; key < x.Tk; ++key) {
           ASSERT_EQ((words[static_cast<size_t>(key / 64)] >> (key % 64) & 1) != 0,
                     patterns::Keeps(pattern, call, b, 0, row, key))

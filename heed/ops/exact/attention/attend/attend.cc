@@ -14,7 +14,7 @@
 #include "heed/core/os.h"
 #include "heed/engines/softmax/decays.h"
 #include "heed/engines/softmax/kernels.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 #include "heed/ops/exact/attention/attend/attend_internal.h"
 #include "heed/ops/exact/attention/attend/attend_rotary_internal.h"
 #include "heed/ops/exact/attention/attention_check_internal.h"

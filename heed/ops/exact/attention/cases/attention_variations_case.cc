@@ -380,12 +380,12 @@ std::string Difference(const std::vector<Buffer>& a, const std::vector<Buffer>& 
   return "";
 }
 
-void ForEachRow(const Problem& p, const SeenKeys& visit) {
+void ForEachRow(const Problem& p, const SeenKeys& f) {
   const Buffer o(DType::kF64, p.o.sizes);
   ReferenceRows(p.in, p.options, {o.view(), {}}, [&](const ReferenceRow& row) {
     std::vector<int64_t> keys;
     for (const ReferencePair& pair : row.pairs) keys.push_back(pair.key);
-    visit(row.sequence, row.head, row.query, keys);
+    f(row.sequence, row.head, row.query, keys);
   });
 }
 

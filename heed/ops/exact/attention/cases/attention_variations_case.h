@@ -64,9 +64,9 @@ std::string Difference(const ConstTensorView& a, const ConstTensorView& b);
 std::string Difference(const Result& a, const Result& b);
 std::string Difference(const std::vector<Buffer>& a, const std::vector<Buffer>& b);
 
-// Calls `visit` with the keys that each row sees, without those masked, also by a bias or logit of -inf.
+// Calls `f` with the keys that each row sees, without those masked, also by a bias or logit of -inf.
 using SeenKeys = std::function<void(int64_t b, int64_t h, int64_t i, const std::vector<int64_t>& keys)>;
-void ForEachRow(const Problem& problem, const SeenKeys& visit);
+void ForEachRow(const Problem& problem, const SeenKeys& f);
 
 }  // namespace heed::attention
 

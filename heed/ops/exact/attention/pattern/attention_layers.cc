@@ -97,12 +97,12 @@ void MergeRow(const Problem& p, const Answers<T>& answers, int64_t batch, int64_
   if (p.lse.data != nullptr) *At<T>(p.lse, batch, token, head) = static_cast<T>(lse);
 }
 
-void RunPieces(const char* op, Context& ctx, const std::vector<Piece>& pieces) {
-  for (const auto& [problem, gradients] : pieces) softmax::Choose(op, ctx, problem).forward(ctx, problem);
+void RunSubproblems(const char* op, Context& ctx, const std::vector<Subproblem>& subproblems) {
+  for (const auto& [problem, gradients] : subproblems) softmax::Choose(op, ctx, problem).forward(ctx, problem);
 }
 
-void RunBackwardPieces(const char* op, Context& ctx, const std::vector<Piece>& pieces) {
-  for (const auto& [problem, gradients] : pieces) {
+void RunBackwardSubproblems(const char* op, Context& ctx, const std::vector<Subproblem>& subproblems) {
+  for (const auto& [problem, gradients] : subproblems) {
     softmax::Choose(op, ctx, problem, softmax::Pass::kBackward).backward(ctx, problem, gradients);
   }
 }
@@ -119,7 +119,7 @@ void Merge(const char* op, Context& ctx, const Problem& whole, const Options& op
     p.wide_outputs = true;
     p.o = answers.o[i];
     p.lse = answers.lse[i];
-    RunPieces(op, ctx, PiecesOf(op, p, options, layers[i]));
+    RunSubproblems(op, ctx, SubproblemsOf(op, p, options, layers[i]));
   }
   ctx.ReserveScratch(static_cast<size_t>(whole.value_depth) * sizeof(T));
   ForTokens(ctx, whole, &Sequence::first_q, &Sequence::num_queries, whole.query_heads,
@@ -149,7 +149,7 @@ void MergeBackward(const char* op, Context& ctx, const Problem& whole, const Opt
     g.dk = to[1];
     g.dv = to[2];
     if (i > 0) g.dsinks = nullptr;  // depends on whole rows, so it is computed once
-    RunBackwardPieces(op, ctx, PiecesOf(op, whole, options, layers[i], g));
+    RunBackwardSubproblems(op, ctx, SubproblemsOf(op, whole, options, layers[i], g));
     for (size_t k = 0; k < std::size(kinds); ++k) {
       const auto& kind = kinds[k];
       if (kind.out.data == nullptr) continue;
@@ -171,7 +171,7 @@ void Run(const char* op, Context& ctx, const Options& options, Problem* whole) {
     PlacePattern(op, options.pattern, /*to_lengths=*/false, whole);
     softmax::Choose(op, ctx, *whole).forward(ctx, *whole);
   } else if (layers.size() == 1) {
-    RunPieces(op, ctx, PiecesOf(op, *whole, options, layers[0]));
+    RunSubproblems(op, ctx, SubproblemsOf(op, *whole, options, layers[0]));
   } else if (whole->dtype == DType::kF64) {
     Merge<double>(op, ctx, *whole, options, layers);
   } else {
@@ -188,7 +188,7 @@ void RunBackward(const char* op, Context& ctx, const Options& options, const sof
   } else if (layers[0].kind == Layer::kRows) {
     RunBackwardOfRows(op, ctx, options.pattern, gradients, *whole);
   } else if (layers.size() == 1) {
-    RunBackwardPieces(op, ctx, PiecesOf(op, *whole, options, layers[0], gradients));
+    RunBackwardSubproblems(op, ctx, SubproblemsOf(op, *whole, options, layers[0], gradients));
   } else if (whole->dtype == DType::kF64) {
     MergeBackward<double>(op, ctx, *whole, options, layers, gradients);
   } else {
@@ -200,7 +200,7 @@ int64_t BytesOf(const char* op, const Context& ctx, const Problem& whole, const 
   const std::vector<Layer> layers = LayersOf(whole, options);
   int64_t most = 0, kept = 0;
   for (const Layer& layer : layers) {
-    for (const auto& [problem, gradients] : PiecesOf(op, whole, options, layer)) {
+    for (const auto& [problem, gradients] : SubproblemsOf(op, whole, options, layer)) {
       most = std::max(most, softmax::Choose(op, ctx, problem).workspace(ctx, problem) * ctx.num_threads());
     }
   }
@@ -217,7 +217,7 @@ int64_t BackwardBytesOf(const char* op, const Context& ctx, const Problem& whole
   if (layers[0].kind == Layer::kRows) return BackwardBytesOfRows(op, ctx, options.pattern, gradients, whole);
   int64_t most = 0, kept = 0;
   for (const Layer& layer : layers) {
-    for (const auto& [problem, own] : PiecesOf(op, whole, options, layer, gradients)) {
+    for (const auto& [problem, own] : SubproblemsOf(op, whole, options, layer, gradients)) {
       const softmax::BackwardBytes bytes =
           softmax::Choose(op, ctx, problem, softmax::Pass::kBackward).backward_workspace(ctx, problem, own);
       most = std::max(most, bytes.per_thread * ctx.num_threads() + bytes.shared);

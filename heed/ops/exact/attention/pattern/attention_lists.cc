@@ -54,9 +54,9 @@ void SkipHeads(int64_t heads, DType dtype, Rows* rows) {
 }
 
 // The part of the problem with one key head and its query heads.
-Piece OfKeyHead(const Problem& whole, const softmax::Gradients& gradients, int64_t head) {
-  Piece piece = {whole, gradients};
-  auto& [p, g] = piece;
+Subproblem OfKeyHead(const Problem& whole, const softmax::Gradients& gradients, int64_t head) {
+  Subproblem subproblem = {whole, gradients};
+  auto& [p, g] = subproblem;
   const int64_t group = whole.group(), first = head * group;
   const DType computed = p.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   p.key_heads = 1;
@@ -73,7 +73,7 @@ Piece OfKeyHead(const Problem& whole, const softmax::Gradients& gradients, int64
   SkipHeads(head, p.dtype, &g.dk);
   SkipHeads(head, p.dtype, &g.dv);
   if (g.dsinks != nullptr) g.dsinks += first;
-  return piece;
+  return subproblem;
 }
 
 // A row as a sequence whose keys are those that the pattern lists, limited to those that the call lets it see.
@@ -143,14 +143,14 @@ void PlaceTileRows(const char* op, const Pattern& pattern, Problem* p) {
   PlacePattern(op, pattern, /*to_lengths=*/false, p);
 }
 
-std::vector<Piece> ProblemsOfRows(Problem whole, const Pattern& pattern, const softmax::Gradients& gradients) {
+std::vector<Subproblem> ProblemsOfRows(Problem whole, const Pattern& pattern, const softmax::Gradients& gradients) {
   const patterns::Node& node = *pattern.node();
   const std::vector<Sequence> sequences = std::exchange(whole.sequences, {});
-  std::vector<Piece> pieces;
+  std::vector<Subproblem> subproblems;
   const int64_t heads = node.by_head() ? whole.key_heads : 1;
   for (int64_t head = 0; head < heads; ++head) {
-    pieces.push_back(heads == 1 ? Piece{whole, gradients} : OfKeyHead(whole, gradients, head));
-    Problem& p = pieces.back().problem;
+    subproblems.push_back(heads == 1 ? Subproblem{whole, gradients} : OfKeyHead(whole, gradients, head));
+    Problem& p = subproblems.back().problem;
     p.causal = false;    // every listed key is visible to its row
     p.invariant = true;  // selects the kernels that read rows by index
     for (const Sequence& s : sequences) {
@@ -158,7 +158,7 @@ std::vector<Piece> ProblemsOfRows(Problem whole, const Pattern& pattern, const s
       for (int64_t row = 0; row < s.num_queries; ++row) p.sequences.push_back(OfRow(node, place, whole, s, row));
     }
   }
-  return pieces;
+  return subproblems;
 }
 
 }  // namespace heed::attention

@@ -86,9 +86,10 @@ struct Memory {
 
 // The engine's problem and gradients of a batch of rows, from a problem without sequences.
 template <class T>
-Piece PieceOf(const Problem& rows, const softmax::Gradients& gradients, Sequences share, const Memory<T>& memory) {
-  Piece piece = {rows, gradients};
-  Problem& p = piece.problem;
+Subproblem SubproblemOf(const Problem& rows, const softmax::Gradients& gradients, Sequences share,
+                        const Memory<T>& memory) {
+  Subproblem subproblem = {rows, gradients};
+  Problem& p = subproblem.problem;
   p.k = memory.keys;
   p.v = memory.values;
   p.invariant = false;  // copies have a layout that every kernel takes
@@ -99,12 +100,12 @@ Piece PieceOf(const Problem& rows, const softmax::Gradients& gradients, Sequence
     s.tail = nullptr;
     pairs += s.num_keys;
   }
-  softmax::Gradients& g = piece.gradients;
+  softmax::Gradients& g = subproblem.gradients;
   g.wide = true;
   g.dk = memory.of_keys;
   g.dv = memory.of_values;
   g.dq = memory.dq;
-  return piece;
+  return subproblem;
 }
 
 template <class T>
@@ -122,7 +123,7 @@ class RowsBackward {
     Clear(memory_.dv, whole_.value_depth);
     for (const Share& share : SharesOf(listed_)) {
       const Sequences listed = listed_.subspan(share.first, share.count);
-      const auto [problem, gradients] = PieceOf(rows_, g_, listed, memory_);
+      const auto [problem, gradients] = SubproblemOf(rows_, g_, listed, memory_);
       Copy(listed, problem.sequences);
       softmax::Choose(op_, ctx_, problem, softmax::Pass::kBackward).backward(ctx_, problem, gradients);
       AddUp(listed, problem.sequences);
@@ -219,13 +220,13 @@ int64_t BytesOf(const char* op, const Context& ctx, const Problem& whole, const 
   const int64_t kept = memory.LayOut(whole, rows, listed, gradients, nullptr);
   int64_t most = 0;
   for (const Share& share : SharesOf(listed)) {
-    Piece piece = PieceOf(rows, gradients, listed.subspan(share.first, share.count), memory);
-    softmax::Gradients& g = piece.gradients;  // the tables do not exist yet
+    Subproblem subproblem = SubproblemOf(rows, gradients, listed.subspan(share.first, share.count), memory);
+    softmax::Gradients& g = subproblem.gradients;  // the tables do not exist yet
     g.dq = gradients.dq;
     g.dk = gradients.dk;
     g.dv = gradients.dv;
-    const softmax::BackwardBytes bytes =
-        softmax::Choose(op, ctx, piece.problem, softmax::Pass::kBackward).backward_workspace(ctx, piece.problem, g);
+    const softmax::BackwardBytes bytes = softmax::Choose(op, ctx, subproblem.problem, softmax::Pass::kBackward)
+                                             .backward_workspace(ctx, subproblem.problem, g);
     most = std::max(most, bytes.per_thread * ctx.num_threads() + bytes.shared);
   }
   return kept + most;

@@ -9,7 +9,7 @@
 
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 #include "heed/ops/exact/attention/cases/attention_variations_case.h"
 #include "heed/ops/exact/attention/weights/attention_weights.h"
 

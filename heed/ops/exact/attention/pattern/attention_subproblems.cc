@@ -99,12 +99,12 @@ void TakeEvery(int64_t step, int64_t batch, int64_t token, DType dtype, Rows* ro
 }
 
 // Divides a sequence of the call into one sequence per residue.
-Piece ResiduesOfSequence(const Problem& whole, const softmax::Gradients& gradients, const Sequence& s,
-                         const Layer& layer) {
+Subproblem ResiduesOfSequence(const Problem& whole, const softmax::Gradients& gradients, const Sequence& s,
+                              const Layer& layer) {
   const int64_t step = layer.step;
   const int64_t first_residue = s.start - FloorDivide(s.start, step) * step;
-  Piece piece = {whole, gradients};
-  Problem& p = piece.problem;
+  Subproblem subproblem = {whole, gradients};
+  Problem& p = subproblem.problem;
   const DType computed = p.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   const DType of_o = p.wide_outputs ? computed : p.dtype, of_gradients = gradients.wide ? computed : p.dtype;
   const auto of_rows = [&](Rows* rows, DType dtype) { TakeEvery(step, s.batch, s.first_q, dtype, rows); };
@@ -114,13 +114,13 @@ Piece ResiduesOfSequence(const Problem& whole, const softmax::Gradients& gradien
   of_rows(&p.q, p.dtype);
   of_rows(&p.o, of_o);
   of_rows(&p.lse, computed);
-  of_rows(&piece.gradients.d_o, p.dtype);
-  of_rows(&piece.gradients.d_lse, computed);
-  of_rows(&piece.gradients.dq, of_gradients);
+  of_rows(&subproblem.gradients.d_o, p.dtype);
+  of_rows(&subproblem.gradients.d_lse, computed);
+  of_rows(&subproblem.gradients.dq, of_gradients);
   of_keys(&p.k, p.dtype);
   of_keys(&p.v, p.dtype);
-  of_keys(&piece.gradients.dk, of_gradients);
-  of_keys(&piece.gradients.dv, of_gradients);
+  of_keys(&subproblem.gradients.dk, of_gradients);
+  of_keys(&subproblem.gradients.dv, of_gradients);
   p.window_left = layer.left;
   p.window_right = layer.right;
   p.causal = p.causal && layer.shift == 0;  // otherwise the window ends before the row, or the layer does not exist
@@ -139,7 +139,7 @@ Piece ResiduesOfSequence(const Problem& whole, const softmax::Gradients& gradien
     own.start = FloorDivide(s.start + row, step) + layer.shift;
     p.sequences.push_back(own);
   }
-  return piece;
+  return subproblem;
 }
 
 }  // namespace
@@ -171,9 +171,9 @@ std::vector<Layer> LayersOf(const Problem& p, const Options& options) {
   return layers;
 }
 
-std::vector<Piece> PiecesOf(const char* op, Problem whole, const Options& options, const Layer& layer,
-                            const softmax::Gradients& gradients) {
-  std::vector<Piece> pieces;
+std::vector<Subproblem> SubproblemsOf(const char* op, Problem whole, const Options& options, const Layer& layer,
+                                      const softmax::Gradients& gradients) {
+  std::vector<Subproblem> subproblems;
   switch (layer.kind) {
     case Layer::kTiles: PlacePattern(op, options.pattern, /*to_lengths=*/false, &whole); break;
     case Layer::kWindow:
@@ -184,11 +184,11 @@ std::vector<Piece> PiecesOf(const char* op, Problem whole, const Options& option
     case Layer::kTileRows: PlaceTileRows(op, options.pattern, &whole); break;
     case Layer::kRows: return ProblemsOfRows(std::move(whole), options.pattern, gradients);
     case Layer::kResidues:
-      for (const Sequence& s : whole.sequences) pieces.push_back(ResiduesOfSequence(whole, gradients, s, layer));
-      return pieces;
+      for (const Sequence& s : whole.sequences) subproblems.push_back(ResiduesOfSequence(whole, gradients, s, layer));
+      return subproblems;
   }
-  pieces.push_back({std::move(whole), gradients});
-  return pieces;
+  subproblems.push_back({std::move(whole), gradients});
+  return subproblems;
 }
 
 }  // namespace heed::attention

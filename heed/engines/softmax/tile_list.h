@@ -6,8 +6,8 @@
 //
 // Tiles are on a grid counted from the sequence's first valid key, and a block computes a tile at most once. States are
 // rescaled only at the boundaries of this grid, which keeps a row's bits independent of its block.
-#ifndef HEED_ENGINES_SOFTMAX_VISIT_H_
-#define HEED_ENGINES_SOFTMAX_VISIT_H_
+#ifndef HEED_ENGINES_SOFTMAX_TILE_LIST_H_
+#define HEED_ENGINES_SOFTMAX_TILE_LIST_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -41,10 +41,10 @@ struct Tile {
 };
 
 // Enumerates the tiles of one block of rows in ascending order.
-class TileVisits {
+class TileList {
  public:
-  TileVisits() = default;
-  TileVisits(const Sequence& sequence, std::span<const KeyRuns> rows, const KeyGrid& grid = {});
+  TileList() = default;
+  TileList(const Sequence& sequence, std::span<const KeyRuns> rows, const KeyGrid& grid = {});
 
   bool Next(Tile* tile) {
     if (at_ >= first_.end) at_ = std::max(at_, second_.begin);
@@ -52,13 +52,13 @@ class TileVisits {
     const int64_t limit = in_first ? first_.end : second_.end;
     if (at_ >= limit) return false;
     // Masks instead of divisions, because a short tile takes no longer than ten divisions.
-    const int64_t border = at_ - ((at_ - origin_) & (tile_ - 1)) + tile_;
-    int64_t end = std::min(border, limit);
-    if (in_first && end < border && second_.begin < border) {
-      end = std::min(border, std::max(end, second_.end));  // both runs are in one tile
+    const int64_t boundary = at_ - ((at_ - origin_) & (tile_ - 1)) + tile_;
+    int64_t end = std::min(boundary, limit);
+    if (in_first && end < boundary && second_.begin < boundary) {
+      end = std::min(boundary, std::max(end, second_.end));  // both runs are in one tile
     }
     tile->keys = {at_ - ((at_ - origin_) & (step_ - 1)), std::min(end + ((origin_ - end) & (step_ - 1)), end_)};
-    tile->grid = border - tile_;
+    tile->grid = boundary - tile_;
     tile->segment = (at_ - origin_) / segment_;
     tile->full = common_first_.Contains(tile->keys) || common_second_.Contains(tile->keys);
     tile->until = limit;
@@ -80,9 +80,9 @@ class TileVisits {
 
 // The groups of keys that a block of rows may see, where one task owns the gradients of a group. Their number and order
 // depend only on the problem's intervals, not on masks. Groups are counted from the first valid key.
-class GroupVisits {
+class VisibleGroups {
  public:
-  GroupVisits(const Sequence& sequence, std::span<const KeyRuns> rows, int64_t group_keys);
+  VisibleGroups(const Sequence& sequence, std::span<const KeyRuns> rows, int64_t group_keys);
 
   bool Contains(int64_t group) const {
     return (first_.begin <= group && group < first_.end) || (second_.begin <= group && group < second_.end);
@@ -158,4 +158,4 @@ double KeptPairs(const Problem& problem);
 
 }  // namespace heed::softmax
 
-#endif  // HEED_ENGINES_SOFTMAX_VISIT_H_
+#endif  // HEED_ENGINES_SOFTMAX_TILE_LIST_H_

@@ -3,8 +3,8 @@
 // Tiles have 64 keys, counted from key 0; blocks have 64 rows, counted from row 0 of a call. For each block, the tiles
 // of which some pair is kept are listed in ascending order, each with one word per row and one bit per key. A tile that
 // is kept completely needs no words. Batch entries and heads with the same mask share their lists.
-#ifndef HEED_ENGINES_SOFTMAX_VISITS_H_
-#define HEED_ENGINES_SOFTMAX_VISITS_H_
+#ifndef HEED_ENGINES_SOFTMAX_BLOCK_MASK_H_
+#define HEED_ENGINES_SOFTMAX_BLOCK_MASK_H_
 
 #include <algorithm>
 #include <array>
@@ -15,37 +15,37 @@
 
 namespace heed::softmax {
 
-struct Visit {
+struct MaskTile {
   int64_t tile;
   int64_t words;  // index of the words of the block's rows; -1: every row keeps every key
 };
 
-struct Visits {
+struct BlockSparseMask {
   static constexpr int64_t kKeys = 64, kRows = 64;
 
   int64_t batch = 1, heads = 1;  // 1: shared by all
   int64_t blocks = 0;            // blocks of rows
-  std::vector<int64_t> begins;   // [batch, heads, blocks + 1]: where each list begins in `visits`
-  std::vector<Visit> visits;
+  std::vector<int64_t> begins;   // [batch, heads, blocks + 1]: where each list begins in `tiles`
+  std::vector<MaskTile> tiles;
   std::vector<uint64_t> words;
 
   // Returns the tile list of the block that has this row.
-  std::span<const Visit> Of(int64_t b, int64_t head, int64_t row) const {
+  std::span<const MaskTile> Of(int64_t b, int64_t head, int64_t row) const {
     const int64_t list = (batch == 1 ? 0 : b) * heads + (heads == 1 ? 0 : head);
     const auto at = static_cast<size_t>(list * (blocks + 1) + row / kRows);
-    return std::span(visits).subspan(static_cast<size_t>(begins[at]), static_cast<size_t>(begins[at + 1] - begins[at]));
+    return std::span(tiles).subspan(static_cast<size_t>(begins[at]), static_cast<size_t>(begins[at + 1] - begins[at]));
   }
   // Returns whether the block that has this row lists a tile with some of the keys [begin, end).
   bool KeepsAny(int64_t b, int64_t head, int64_t row, int64_t begin, int64_t end) const {
-    const std::span<const Visit> list = Of(b, head, row);
-    const auto at = std::ranges::lower_bound(list, begin / kKeys, {}, &Visit::tile);
+    const std::span<const MaskTile> list = Of(b, head, row);
+    const auto at = std::ranges::lower_bound(list, begin / kKeys, {}, &MaskTile::tile);
     return at != list.end() && at->tile * kKeys < end;
   }
-  uint64_t WordOf(const Visit& visit, int64_t row) const {
-    return visit.words < 0 ? ~uint64_t{0} : words[static_cast<size_t>(visit.words + row % kRows)];
+  uint64_t WordOf(const MaskTile& entry, int64_t row) const {
+    return entry.words < 0 ? ~uint64_t{0} : words[static_cast<size_t>(entry.words + row % kRows)];
   }
   int64_t bytes() const {
-    return static_cast<int64_t>(begins.size() * sizeof(int64_t) + visits.size() * sizeof(Visit) +
+    return static_cast<int64_t>(begins.size() * sizeof(int64_t) + tiles.size() * sizeof(MaskTile) +
                                 words.size() * sizeof(uint64_t));
   }
 };
@@ -80,7 +80,7 @@ template <size_t kMost>
 class KeptKeys {
  public:
   struct Row {
-    const Visits* visits;  // null: all is kept
+    const BlockSparseMask* mask;  // null: all is kept
     int64_t batch, head, row;
   };
 
@@ -95,9 +95,9 @@ class KeptKeys {
         continue;
       }
       List& list = lists_[num_lists_++] = {row, lane, 1, {}};
-      if (row.visits == nullptr) continue;
-      list.left = row.visits->Of(row.batch, row.head, row.row);
-      Drop(list, key / Visits::kKeys);
+      if (row.mask == nullptr) continue;
+      list.left = row.mask->Of(row.batch, row.head, row.row);
+      Drop(list, key / BlockSparseMask::kKeys);
     }
   }
 
@@ -106,21 +106,21 @@ class KeptKeys {
     int64_t next = INT64_MAX;
     for (size_t i = 0; i < num_lists_; ++i) {
       List& list = lists_[i];
-      if (list.row.visits == nullptr) return key;
-      Drop(list, key / Visits::kKeys);
-      if (!list.left.empty()) next = std::min(next, list.left[0].tile * Visits::kKeys);
+      if (list.row.mask == nullptr) return key;
+      Drop(list, key / BlockSparseMask::kKeys);
+      if (!list.left.empty()) next = std::min(next, list.left[0].tile * BlockSparseMask::kKeys);
     }
     return std::max(next, key);
   }
 
   // Returns whether every row keeps all of the keys [key, key + 64), as far as whole tiles tell. Drops no tile.
   bool KeepsAll(int64_t key) const {
-    const int64_t tile = key / Visits::kKeys;
-    if (key % Visits::kKeys != 0) return false;
+    const int64_t tile = key / BlockSparseMask::kKeys;
+    if (key % BlockSparseMask::kKeys != 0) return false;
     for (size_t i = 0; i < num_lists_; ++i) {
       const List& list = lists_[i];
-      if (list.row.visits == nullptr) continue;
-      const auto at = std::ranges::find_if(list.left, [&](const Visit& visit) { return visit.tile >= tile; });
+      if (list.row.mask == nullptr) continue;
+      const auto at = std::ranges::find_if(list.left, [&](const MaskTile& entry) { return entry.tile >= tile; });
       if (at == list.left.end() || at->tile != tile || at->words >= 0) return false;
     }
     return true;
@@ -129,24 +129,24 @@ class KeptKeys {
   // Calls put(lane, bits) with the bits of keys [key, key + 64), lowest first; some of these keys may not exist.
   template <class F>
   void Words(int64_t key, const F& put) {
-    const int64_t tile = key / Visits::kKeys;
-    const int shift = static_cast<int>(key % Visits::kKeys);
+    const int64_t tile = key / BlockSparseMask::kKeys;
+    const int shift = static_cast<int>(key % BlockSparseMask::kKeys);
     for (size_t i = 0; i < num_lists_; ++i) {
       List& list = lists_[i];
-      const Visits* visits = list.row.visits;
-      const Visit *low = nullptr, *high = nullptr;
-      if (visits != nullptr) {
+      const BlockSparseMask* mask = list.row.mask;
+      const MaskTile *low = nullptr, *high = nullptr;
+      if (mask != nullptr) {
         Drop(list, tile);
-        for (const Visit& visit : list.left.first(std::min<size_t>(list.left.size(), 2))) {
-          if (visit.tile == tile) low = &visit;
-          if (visit.tile == tile + 1 && shift > 0) high = &visit;
+        for (const MaskTile& entry : list.left.first(std::min<size_t>(list.left.size(), 2))) {
+          if (entry.tile == tile) low = &entry;
+          if (entry.tile == tile + 1 && shift > 0) high = &entry;
         }
       }
       for (size_t lane = 0; lane < list.count; ++lane) {
         const int64_t row = list.row.row + static_cast<int64_t>(lane);
-        uint64_t bits = visits == nullptr ? ~uint64_t{0} : 0;
-        if (low != nullptr) bits |= visits->WordOf(*low, row) >> shift;
-        if (high != nullptr) bits |= visits->WordOf(*high, row) << (64 - shift);
+        uint64_t bits = mask == nullptr ? ~uint64_t{0} : 0;
+        if (low != nullptr) bits |= mask->WordOf(*low, row) >> shift;
+        if (high != nullptr) bits |= mask->WordOf(*high, row) << (64 - shift);
         put(list.first + lane, bits);
       }
     }
@@ -157,19 +157,18 @@ class KeptKeys {
   struct List {
     Row row;  // the first row
     size_t first, count;
-    std::span<const Visit> left;
+    std::span<const MaskTile> left;
 
     bool Takes(const Row& next) const {
-      return next.visits == row.visits &&
-             (row.visits == nullptr ||
-              (next.batch == row.batch && next.head == row.head && next.row == row.row + static_cast<int64_t>(count) &&
-               next.row % Visits::kRows != 0));
+      return next.mask == row.mask && (row.mask == nullptr || (next.batch == row.batch && next.head == row.head &&
+                                                               next.row == row.row + static_cast<int64_t>(count) &&
+                                                               next.row % BlockSparseMask::kRows != 0));
     }
   };
 
   static void Drop(List& list, int64_t tile) {
     if (list.left.empty() || list.left[0].tile >= tile) return;
-    const auto first = std::ranges::lower_bound(list.left, tile, {}, &Visit::tile);
+    const auto first = std::ranges::lower_bound(list.left, tile, {}, &MaskTile::tile);
     list.left = std::span(first, list.left.end());
   }
 
@@ -179,4 +178,4 @@ class KeptKeys {
 
 }  // namespace heed::softmax
 
-#endif  // HEED_ENGINES_SOFTMAX_VISITS_H_
+#endif  // HEED_ENGINES_SOFTMAX_BLOCK_MASK_H_

@@ -1,6 +1,6 @@
 // The tiles and pairs that are computed, compared with the definition of every mask, pair by pair, on random problems
 // with extreme positions and sizes.
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 
 #include <gtest/gtest.h>
 
@@ -123,8 +123,8 @@ void CheckTiles(const Problem& p, const Sequence& s, const std::vector<KeyRuns>&
   }
   std::set<int64_t> visited;
   int64_t last_end = INT64_MIN, last_cell = -1;
-  TileVisits visits(s, rows);
-  for (Tile tile; visits.Next(&tile);) {
+  TileList tiles(s, rows);
+  for (Tile tile; tiles.Next(&tile);) {
     const Interval& keys = tile.keys;
     ASSERT_LT(keys.begin, keys.end);
     ASSERT_GE(keys.begin, last_end);
@@ -166,7 +166,7 @@ Sequence KeysFrom(int64_t begin) {
   return s;
 }
 
-TEST(TileVisitsTest, CoverWhatRowsSeeOnceOnTheGrid) {
+TEST(TileListTest, CoverWhatRowsSeeOnceOnTheGrid) {
   Random random(2);
   for (int round = 0; round < 20000; ++round) {
     SCOPED_TRACE(round);
@@ -188,7 +188,7 @@ TEST(TileVisitsTest, CoverWhatRowsSeeOnceOnTheGrid) {
 
 // With pairs of keys, a tile only grows, by at most one key at either end, to a boundary of pairs or to the end of the
 // valid keys.
-TEST(TileVisitsTest, APairOfKeysIsNeverCut) {
+TEST(TileListTest, APairOfKeysIsNeverCut) {
   Random random(3);
   for (int round = 0; round < 20000; ++round) {
     SCOPED_TRACE(round);
@@ -199,7 +199,7 @@ TEST(TileVisitsTest, APairOfKeysIsNeverCut) {
     for (int64_t i = random.Integer(0, s.num_queries - 1); i < s.num_queries && rows.size() < 16; ++i) {
       rows.push_back(VisibleKeys(p, s, i));
     }
-    TileVisits single(s, rows), pairs(s, rows, {kTileKeys, 2});
+    TileList single(s, rows), pairs(s, rows, {kTileKeys, 2});
     Tile tile, grown;
     while (single.Next(&tile)) {
       ASSERT_TRUE(pairs.Next(&grown));
@@ -222,19 +222,19 @@ TEST(TileVisitsTest, APairOfKeysIsNeverCut) {
   }
 }
 
-TEST(TileVisitsTest, NoRowsAndRowsThatSeeNothingVisitNothing) {
+TEST(TileListTest, NoRowsAndRowsThatSeeNothingHaveNoTiles) {
   Tile tile;
-  EXPECT_FALSE(TileVisits().Next(&tile));
-  EXPECT_FALSE(TileVisits(KeysFrom(3), {}).Next(&tile));
+  EXPECT_FALSE(TileList().Next(&tile));
+  EXPECT_FALSE(TileList(KeysFrom(3), {}).Next(&tile));
   const std::vector<KeyRuns> rows(5);
-  EXPECT_FALSE(TileVisits(KeysFrom(3), rows).Next(&tile));
+  EXPECT_FALSE(TileList(KeysFrom(3), rows).Next(&tile));
 }
 
-TEST(TileVisitsTest, TheGridCountsFromTheFirstValidKey) {
+TEST(TileListTest, TheGridCountsFromTheFirstValidKey) {
   const std::vector<KeyRuns> rows = {{{}, {10, 200}}};
-  TileVisits visits(KeysFrom(10), rows);
+  TileList list(KeysFrom(10), rows);
   std::vector<Interval> tiles;
-  for (Tile tile; visits.Next(&tile);) tiles.push_back(tile.keys);
+  for (Tile tile; list.Next(&tile);) tiles.push_back(tile.keys);
   EXPECT_EQ(tiles, (std::vector<Interval>{{10, 74}, {74, 138}, {138, 200}}));
 }
 
@@ -444,8 +444,8 @@ TEST(PairsTest, KeptAreCountedPairByPairAndVisitedBlockByBlock) {
           for (int64_t lane = 0; lane < grid.NumRows(block); ++lane) {
             rows.push_back(VisibleKeys(p, s, grid.At(block, lane).query));
           }
-          TileVisits visits(s, rows);
-          for (Tile tile; visits.Next(&tile);) {
+          TileList tiles(s, rows);
+          for (Tile tile; tiles.Next(&tile);) {
             if ((p.mask.data != nullptr || !p.segments_q.empty()) &&
                 CoverOf(p, s, grid, block, h, tile.keys) == Cover::kNone) {
               continue;

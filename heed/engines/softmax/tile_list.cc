@@ -1,5 +1,5 @@
 // Intervals of visible keys, blocks of rows, and the number of pairs that they have.
-#include "heed/engines/softmax/visit.h"
+#include "heed/engines/softmax/tile_list.h"
 
 #include <bit>
 #include <vector>
@@ -16,7 +16,7 @@ void Unite(Interval* all, const Interval& one) {
 
 KeyRuns VisibleKeys(const Problem& p, const Sequence& s, int64_t query) { return KeyRunsOf(p, s, query); }
 
-TileVisits::TileVisits(const Sequence& s, std::span<const KeyRuns> rows, const KeyGrid& grid)
+TileList::TileList(const Sequence& s, std::span<const KeyRuns> rows, const KeyGrid& grid)
     : tile_(grid.tile), step_(grid.step), segment_(grid.segment), origin_(s.key_begin), end_(s.key_end) {
   for (const KeyRuns& row : rows) {
     Unite(&first_, row.first);
@@ -40,7 +40,7 @@ TileVisits::TileVisits(const Sequence& s, std::span<const KeyRuns> rows, const K
   at_ = first_.empty() ? second_.begin : first_.begin;
 }
 
-GroupVisits::GroupVisits(const Sequence& s, std::span<const KeyRuns> rows, int64_t group_keys) {
+VisibleGroups::VisibleGroups(const Sequence& s, std::span<const KeyRuns> rows, int64_t group_keys) {
   for (const KeyRuns& row : rows) {
     Unite(&first_, row.first);
     Unite(&second_, row.second);
@@ -122,14 +122,14 @@ namespace {
 int64_t NumKept(const Sequence& s, int64_t head, int64_t query, const Interval& keys) {
   if (s.kept == nullptr || keys.empty()) return keys.size();
   int64_t count = 0;
-  const std::span<const Visit> list = s.kept->Of(s.kept_batch, head, query);
-  const auto first = std::ranges::lower_bound(list, keys.begin / Visits::kKeys, {}, &Visit::tile);
-  for (const Visit& visit : std::span(first, list.end())) {
-    const int64_t begin = visit.tile * Visits::kKeys;
+  const std::span<const MaskTile> list = s.kept->Of(s.kept_batch, head, query);
+  const auto first = std::ranges::lower_bound(list, keys.begin / BlockSparseMask::kKeys, {}, &MaskTile::tile);
+  for (const MaskTile& entry : std::span(first, list.end())) {
+    const int64_t begin = entry.tile * BlockSparseMask::kKeys;
     if (begin >= keys.end) break;
-    const Interval own = Intersect(keys, {begin, begin + Visits::kKeys});
-    const uint64_t bits = s.kept->WordOf(visit, query) >> (own.begin - begin);
-    count += std::popcount(bits << (Visits::kKeys - own.size()));
+    const Interval own = Intersect(keys, {begin, begin + BlockSparseMask::kKeys});
+    const uint64_t bits = s.kept->WordOf(entry, query) >> (own.begin - begin);
+    count += std::popcount(bits << (BlockSparseMask::kKeys - own.size()));
   }
   return count;
 }
@@ -140,11 +140,11 @@ void ForTileRows(const Problem& p, const Sequence& s, const F& f) {
   for (int64_t head = 0; head < p.query_heads; ++head) {
     for (int64_t tile = 0; tile < s.tile_rows->tiles; ++tile) {
       for (const TileRows::Entry& entry : s.tile_rows->Of(s.kept_batch, head, p.query_heads, tile)) {
-        const Interval keys = {tile * Visits::kKeys, (tile + 1) * Visits::kKeys};
+        const Interval keys = {tile * BlockSparseMask::kKeys, (tile + 1) * BlockSparseMask::kKeys};
         const KeyRuns runs = VisibleKeys(p, s, entry.row);
         uint64_t seen = 0;
         for (const Interval& run : {Intersect(keys, runs.first), Intersect(keys, runs.second)}) {
-          if (!run.empty()) seen |= ~uint64_t{0} >> (Visits::kKeys - run.size()) << (run.begin - keys.begin);
+          if (!run.empty()) seen |= ~uint64_t{0} >> (BlockSparseMask::kKeys - run.size()) << (run.begin - keys.begin);
         }
         if (seen != 0) f(s.tile_rows->WordOf(entry) & seen);
       }
@@ -168,7 +168,7 @@ double VisitedPairs(const Problem& p, int64_t lanes, const KeyGrid& key_grid) {
   std::vector<KeyRuns> rows;
   for (const Sequence& s : p.sequences) {
     if (s.tile_rows != nullptr) {
-      ForTileRows(p, s, [&](uint64_t) { pairs += static_cast<double>(Visits::kKeys); });
+      ForTileRows(p, s, [&](uint64_t) { pairs += static_cast<double>(BlockSparseMask::kKeys); });
       continue;
     }
     const BlockGrid grid(p, s, lanes);
@@ -184,7 +184,7 @@ double VisitedPairs(const Problem& p, int64_t lanes, const KeyGrid& key_grid) {
         }
         double keys = 0;
         Tile tile;
-        for (TileVisits visits(s, rows, key_grid); visits.Next(&tile);) {
+        for (TileList tiles(s, rows, key_grid); tiles.Next(&tile);) {
           if (by_data && (CoverOf(p, s, grid, block, head, tile.keys) == Cover::kNone ||
                           !KeepsAny(s, grid, block, head, tile.keys))) {
             continue;
