@@ -40,6 +40,8 @@ void FillSurplusRows(const softmax::Problem& p, const ConstTensorView& q, const 
 
 Device DeviceOf(const ConstTensorView& q) { return q.device().type == DeviceType::kCuda ? q.device() : Device(); }
 
+namespace {
+
 void AddSurplusRows(const ConstTensorView& q, int64_t num_keys, softmax::Problem* p) {
   softmax::Sequence surplus;
   for (const softmax::Sequence& s : p->sequences) {
@@ -50,8 +52,6 @@ void AddSurplusRows(const ConstTensorView& q, int64_t num_keys, softmax::Problem
   surplus.num_keys = num_keys - surplus.first_k;
   p->sequences.push_back(surplus);
 }
-
-namespace {
 
 double NumBytes(const ConstTensorView& t) {
   return static_cast<double>(t.num_elements()) * static_cast<double>(SizeOf(t.dtype()));
@@ -68,15 +68,20 @@ double NumBytes(const Options& options) {
 
 }  // namespace
 
+const softmax::Kernel& ForDevice(const char* op, const Context& ctx, const Options& options, const ConstTensorView& q,
+                                 int64_t num_keys, bool to_lengths, softmax::Problem* p, softmax::Pass pass) {
+  const softmax::Kernel& kernel = softmax::Choose(op, ctx, *p, pass);
+  PlacePattern(op, options.pattern, to_lengths, p);
+  if (options.cu_seqlens_q.present()) AddSurplusRows(q, num_keys, p);
+  return kernel;
+}
+
 void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
   constexpr char kOp[] = "attention::Forward";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   softmax::Problem p = CheckedProblem(kOp, in, options, out, Use::kForward, DeviceOf(in.q));
   if (p.device.type != DeviceType::kCpu) {
-    const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, p);
-    PlacePattern(kOp, options.pattern, /*to_lengths=*/false, &p);
-    if (options.cu_seqlens_q.present()) AddSurplusRows(in.q, in.k.size(in.k.rank() - 3), &p);
-    return kernel.forward(ctx, p);
+    return ForDevice(kOp, ctx, options, in.q, in.k.size(in.k.rank() - 3), /*to_lengths=*/false, &p).forward(ctx, p);
   }
   RefuseSlowPairs(kOp, ctx, p);
   SumLogDecays(kOp, ctx, &p);

@@ -132,9 +132,12 @@ void CheckOutput(const char* op, const char* name, const TensorView& out, std::s
 // Returns the device of q, if attention has kernels for it.
 Device DeviceOf(const ConstTensorView& q);
 
-// For devices: their kernels write rows of packed tensors that belong to no sequence as rows of a sequence that sees no
-// key. `num_keys` is the number of keys with those that belong to no sequence.
-void AddSurplusRows(const ConstTensorView& q, int64_t num_keys, softmax::Problem* problem);
+// Prepares a problem of a device for its kernel, which it returns. Such kernels read the pattern's block mask as a
+// whole, and write rows of packed tensors that belong to no sequence as rows of a sequence that sees no key. `num_keys`
+// is the number of keys with those that belong to no sequence.
+const softmax::Kernel& ForDevice(const char* op, const Context& ctx, const Options& options, const ConstTensorView& q,
+                                 int64_t num_keys, bool to_lengths, softmax::Problem* problem,
+                                 softmax::Pass pass = softmax::Pass::kForward);
 
 }  // namespace heed::attention
 

@@ -58,7 +58,7 @@ CheckedTables TablesOf(const Check& check, const KVCache::BlockTables& tables, c
 
 // Positions and lengths of the queries, in arrays that options refer to.
 struct Places {
-  std::vector<int64_t> starts, key_borders;
+  std::vector<int64_t> starts, key_boundaries;
 };
 
 // Returns the options with which Forward() would compute the same call.
@@ -68,9 +68,9 @@ Options WholeOptions(const Check& check, const Options& options, const std::vect
   whole.pattern = {};  // refers to the keys in the pages
   const auto batch = static_cast<int64_t>(lengths.size());
   if (options.cu_seqlens_q.present()) {
-    places->key_borders = {0};
-    for (const int64_t length : lengths) places->key_borders.push_back(places->key_borders.back() + length);
-    whole.cu_seqlens_k = ConstTensorView(places->key_borders.data(), DType::kI64, {batch + 1});
+    places->key_boundaries = {0};
+    for (const int64_t length : lengths) places->key_boundaries.push_back(places->key_boundaries.back() + length);
+    whole.cu_seqlens_k = ConstTensorView(places->key_boundaries.data(), DType::kI64, {batch + 1});
     return whole;
   }
   places->starts = lengths;
@@ -126,10 +126,7 @@ void AttendPages(Context& ctx, const KVCache::BlockTables& tables, const ConstTe
   for (softmax::Sequence& s : p.sequences) s.pages = pages.data() + checked.begins[static_cast<size_t>(s.batch)];
 
   if (device.type != DeviceType::kCpu) {
-    const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, p);
-    PlacePattern(kOp, options.pattern, /*to_lengths=*/true, &p);
-    if (packed) AddSurplusRows(q, tokens, &p);
-    return kernel.forward(ctx, p);
+    return ForDevice(kOp, ctx, options, q, tokens, /*to_lengths=*/true, &p).forward(ctx, p);
   }
   RefuseSlowPairs(kOp, ctx, p);
   PlacePattern(kOp, options.pattern, /*to_lengths=*/true, &p);

@@ -200,10 +200,9 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   BackwardProblem b = CheckedBackward(kOp, in, options, out, Use::kForward);
   if (b.problem.device.type != DeviceType::kCpu) {
-    const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, b.problem, softmax::Pass::kBackward);
-    PlacePattern(kOp, options.pattern, /*to_lengths=*/false, &b.problem);
-    if (options.cu_seqlens_q.present()) AddSurplusRows(in.q, in.k.size(in.k.rank() - 3), &b.problem);
-    return kernel.backward(ctx, b.problem, b.gradients);
+    return ForDevice(kOp, ctx, options, in.q, in.k.size(in.k.rank() - 3), /*to_lengths=*/false, &b.problem,
+                     softmax::Pass::kBackward)
+        .backward(ctx, b.problem, b.gradients);
   }
   RefuseSlowPairs(kOp, ctx, b.problem);
   SumLogDecays(kOp, ctx, &b.problem);
