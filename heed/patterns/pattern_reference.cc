@@ -87,10 +87,10 @@ bool BlocksKeep(const Pair& pair, const Table& keep, const Table& block) {
 bool CsrKeeps(const Pair& pair, const Table& row_ptr, const Table& columns, const Table& block) {
   const int64_t row = FloorOf(pair.p, block.values[0]), column = pair.j / block.values[1];
   if (row < 0 || row >= row_ptr.shape.back() - 1) return false;
-  const auto border = [&](int64_t i) {
+  const auto boundary = [&](int64_t i) {
     return row_ptr.rank() == 1 ? ElementOf(row_ptr, {i}) : ElementOf(row_ptr, {HeadOf(pair, row_ptr.shape[0]), i});
   };
-  for (int64_t k = border(row); k < border(row + 1); ++k) {
+  for (int64_t k = boundary(row); k < boundary(row + 1); ++k) {
     if (ElementOf(columns, {k}) == column) return true;
   }
   return false;

@@ -132,7 +132,7 @@ void CheckTiles(const Problem& p, const Sequence& s, const std::vector<KeyRuns>&
     ASSERT_GE(keys.begin, s.key_begin);
     ASSERT_LE(keys.end, s.key_end);
     const int64_t cell = (keys.begin - s.key_begin) / kTileKeys;
-    ASSERT_EQ(cell, (keys.end - 1 - s.key_begin) / kTileKeys) << "crosses a border";
+    ASSERT_EQ(cell, (keys.end - 1 - s.key_begin) / kTileKeys) << "crosses a boundary";
     ASSERT_GT(cell, last_cell) << "a cell of the grid visited twice";
     last_cell = cell;
     ASSERT_EQ(tile.segment, (keys.begin - s.key_begin) / kSegmentKeys);

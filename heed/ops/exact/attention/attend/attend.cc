@@ -62,7 +62,7 @@ size_t ElementOf(const KVView& cache) { return cache.quantized ? sizeof(int8_t) 
 // or segments rule it out.
 bool CanShare(const Problem& p) { return p.mask.data == nullptr && p.segments_q.empty(); }
 
-int64_t SegmentBorder(const softmax::Sequence& s, int64_t key) {
+int64_t SegmentBoundary(const softmax::Sequence& s, int64_t key) {
   const int64_t keys = std::max<int64_t>(key - s.key_begin, 0);
   return s.key_begin + keys / softmax::kSegmentKeys * softmax::kSegmentKeys;
 }
@@ -71,7 +71,7 @@ void SharePrefix(const KVView& cache, Problem* p) {
   constexpr int64_t kMostQueries = 16;  // beyond this, storing partial softmax states costs more than reading the
                                         // shared keys again
   const softmax::Sequence& first = p->sequences.front();
-  const int64_t end = SegmentBorder(first, cache.shared_prefix);
+  const int64_t end = SegmentBoundary(first, cache.shared_prefix);
   bool shares = CanShare(*p) && cache.batch > 1 && end > 0 && first.num_queries <= kMostQueries;
   for (const softmax::Sequence& s : p->sequences) shares = shares && s.key_begin == 0;
   if (!shares) return;
@@ -105,7 +105,7 @@ void PlantTree(const Check& check, std::span<const int64_t> tree, Call* call) {
   }
   std::vector<size_t> tail_at;
   for (const softmax::Sequence& s : whole) {
-    const int64_t border = SegmentBorder(s, s.start);
+    const int64_t boundary = SegmentBoundary(s, s.start);
     const auto first = static_cast<int64_t>(p.sequences.size());
     for (int64_t i = 0; i < nodes; ++i) {
       const std::vector<int64_t>& branch = branches[static_cast<size_t>(i)];
@@ -118,19 +118,19 @@ void PlantTree(const Check& check, std::span<const int64_t> tree, Call* call) {
       node.key_end = std::max(node.key_begin, std::min(s.key_end, node.num_keys));
       node.prefix_end = std::min(node.prefix_end, node.key_end);
       node.sink_end = std::min(node.sink_end, node.key_end);
-      node.tail_begin = border;
+      node.tail_begin = boundary;
       tail_at.push_back(call->tails.size());
-      for (int64_t j = border; j < node.num_keys; ++j) {
+      for (int64_t j = boundary; j < node.num_keys; ++j) {
         const auto in_draft = static_cast<size_t>(std::max<int64_t>(j - s.start, 0));
         call->tails.push_back(j < s.start ? j : s.start + branch[in_draft]);
       }
       p.sequences.push_back(node);
     }
-    if (!CanShare(p) || border == s.key_begin || nodes == 1) continue;
+    if (!CanShare(p) || boundary == s.key_begin || nodes == 1) continue;
     for (int64_t i = first; i < first + nodes; ++i) {
-      p.sequences[static_cast<size_t>(i)].own_begin = border;
+      p.sequences[static_cast<size_t>(i)].own_begin = boundary;
     }
-    p.shared.push_back({first, nodes, border});
+    p.shared.push_back({first, nodes, boundary});
   }
   for (size_t i = 0; i < tail_at.size(); ++i) {
     p.sequences[i].tail = call->tails.data() + tail_at[i];

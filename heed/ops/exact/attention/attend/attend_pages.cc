@@ -40,10 +40,10 @@ CheckedTables TablesOf(const Check& check, const KVCache::BlockTables& tables, c
                              .value_dim = tables.v_pool.size(3),
                              .device = device};
   if (packed) {
-    const ConstTensorView& borders = options.cu_seqlens_q;
-    if (borders.rank() != 1 || borders.size(0) < 1)
-      check.Fail("cu_seqlens_q", "has shape " + borders.ShapeString(), "[B + 1]");
-    expected.batch = borders.size(0) - 1;
+    const ConstTensorView& boundaries = options.cu_seqlens_q;
+    if (boundaries.rank() != 1 || boundaries.size(0) < 1)
+      check.Fail("cu_seqlens_q", "has shape " + boundaries.ShapeString(), "[B + 1]");
+    expected.batch = boundaries.size(0) - 1;
   }
   CheckedTables checked = CheckTables(kOp, tables, expected);
   for (const auto& [name, pool] : {std::pair{"k_pool", &checked.k}, {"v_pool", &checked.v}})

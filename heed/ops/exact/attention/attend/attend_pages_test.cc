@@ -133,9 +133,9 @@ TEST(AttendPagesTest, PackedQueriesHaveTheBitsOfTheirSequences) {
   Context ctx(2);
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const Paged x(dtype);
-    const Buffer q = Normal(dtype, {12, kHq, kDim}, 3), borders = Integers({0, 3, 4, 10});
+    const Buffer q = Normal(dtype, {12, kHq, kDim}, 3), boundaries = Integers({0, 3, 4, 10});
     Options options = Causal();
-    options.cu_seqlens_q = borders.view();
+    options.cu_seqlens_q = boundaries.view();
     const Buffer o(dtype, {12, kHq, kDim}), lse(DType::kF32, {kHq, 12});
     AttendPages(ctx, x.Tables(), q.view(), options, {o.view(), lse.view()});
     const auto rows = [](const ConstTensorView& t, int64_t begin, int64_t end) {
