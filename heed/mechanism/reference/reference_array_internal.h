@@ -46,6 +46,14 @@ Array<Number> Exp(const Array<Number>& x) {
   return y;
 }
 
+// Removes the first elements of `latest`, as many as x has, and appends x.
+template <class Number>
+void ShiftIn(const Array<Number>& x, Array<Number>& latest) {
+  const size_t kept = latest.size() < x.size() ? 0 : latest.size() - x.size();
+  for (size_t i = 0; i < kept; ++i) latest[i] = latest[i + x.size()];
+  for (size_t i = kept; i < latest.size(); ++i) latest[i] = x[i - kept];
+}
+
 // log(1 + exp(x)), and 1 / (1 + exp(-x)): no exponential has a positive argument.
 template <class Number>
 Number Softplus(const Number& x) {
