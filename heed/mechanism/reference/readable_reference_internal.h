@@ -99,7 +99,7 @@ class TokenRow {
   double otherwise_;
 };
 
-// What the references of a mechanism are called with, in the order of its table.
+// The arguments of a mechanism's references, in the order of its table.
 struct ReadableCall {
   ReadableForm form;
   Table table;

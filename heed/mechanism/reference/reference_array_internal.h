@@ -1,4 +1,4 @@
-// What a readable reference is written with: arrays of numbers, a row or a state each, and functions of them.
+// Readable references are written with arrays of numbers, a row or a state each, and functions of them.
 #ifndef HEED_MECHANISM_REFERENCE_REFERENCE_ARRAY_INTERNAL_H_
 #define HEED_MECHANISM_REFERENCE_REFERENCE_ARRAY_INTERNAL_H_
 

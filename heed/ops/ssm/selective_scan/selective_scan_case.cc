@@ -123,7 +123,7 @@ void ForEachChannel(const Inputs& in, const Options& options, const std::functio
   }
 }
 
-// What a channel contributes to the gradients.
+// The part of the gradients that one channel contributes.
 struct ChannelGradients {
   std::vector<Doubles> p;                         // [T + 1][N]: gradient of h before the contribution of y_t; p[T] is
                                                   // given
