@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "heed/mechanism/reference/scanning_reference_internal.h"
+#include "heed/harness/mechanism/scanning_case.h"
 
 namespace heed::scanning {
 

@@ -11,15 +11,32 @@ namespace heed::scanning {
 namespace {
 
 using mechanism::Add;
+using mechanism::At;
+
+// (e^z - 1) / z and its derivative, by their series where the quotients would cancel.
+void Mean(Complex z, Complex& mean, Complex& slope) {
+  if (std::abs(z) >= 2) {
+    mean = (std::exp(z) - 1.0) / z;
+    slope = (std::exp(z) - mean) / z;
+    return;
+  }
+  mean = slope = 0;
+  Complex term = 1;  // z^k / (k + 1)!
+  for (int k = 0; k < 40; ++k) {
+    mean += term;
+    slope += static_cast<double>(k + 1) / (k + 2) * term;
+    term *= z / static_cast<double>(k + 2);
+  }
+}
 
 constexpr size_t kChunk = 16;
 
 // The relative error of a mode's number in the tables, and of its powers up to 16: one rounding, plus the errors of
 // computing it in f64, from the argument and the operations.
-double TableError(const ReferenceMode& m, double u) { return u + 0x1p-52 * (60 + 3 * kChunk * std::abs(m.z)); }
+double TableError(const Mode& m, double u) { return u + 0x1p-52 * (60 + 3 * kChunk * std::abs(m.z)); }
 
 // States are rounded at the ends of chunks, and at each token after the last chunk.
-ModeWalk WalkOf(const ReferenceMode& m, const Inexact& inputs, double factor, double size, double u) {
+ModeWalk WalkOf(const Mode& m, const Inexact& inputs, double factor, double size, double u) {
   ModeWalk walk;
   double error = 0;
   const double a = std::abs(m.a), table = TableError(m, u);
@@ -40,9 +57,7 @@ ModeWalk WalkOf(const ReferenceMode& m, const Inexact& inputs, double factor, do
 }
 
 // The initial magnitude of a recurrence whose first step does not decay.
-double SizeBefore(const ReferenceMode& m, const Complex& last) {
-  return std::abs(last) / std::max(std::abs(m.a), 1e-300);
-}
+double SizeBefore(const Mode& m, const Complex& last) { return std::abs(last) / std::max(std::abs(m.a), 1e-300); }
 
 Inexact Impulse(size_t count) {
   Doubles values(count, 0.0);
@@ -52,16 +67,77 @@ Inexact Impulse(size_t count) {
 
 }  // namespace
 
-Inexact TapsOf(const ReferenceRow& c, size_t count, double u) {
+double ModesRow::OutputAt(size_t t) const {
+  double o = 0;
+  for (size_t n = 0; n < N(); ++n) o += 2 * (modes[n].C * h[t + 1][n]).real();
+  return o + D * u[t];
+}
+
+double ModesRow::InputGradientAt(size_t t, const Doubles& dy, const std::vector<Complexes>& l) const {
+  double du = 0;
+  for (size_t n = 0; n < N(); ++n) du += (modes[n].b * l[t][n]).real();
+  return du + D * dy[t];
+}
+
+ModesRow ModesOf(const ModeTensors<ConstTensorView>& in, bool bilinear, int64_t d) {
+  ModesRow c = {};
+  c.channel = d;
+  c.dt = std::exp(At(in.log_dt, {d}));
+  c.D = in.D.present() ? At(in.D, {d}) : 0;
+  for (int64_t n = 0; n < in.log_A_real.size(1); ++n) {
+    Mode mode;
+    const Complex A(-std::exp(At(in.log_A_real, {d, n})), At(in.A_imag, {d, n}));
+    mode.C = {At(in.C, {d, n, 0}), At(in.C, {d, n, 1})};
+    mode.z = c.dt * A;
+    if (bilinear) {
+      const Complex below = 1.0 - 0.5 * mode.z;
+      mode.a = (1.0 + 0.5 * mode.z) / below;
+      mode.b = c.dt / below;
+      mode.a_slope = 1.0 / (below * below);
+      mode.b_slope = 0.5 * c.dt / (below * below);
+    } else {
+      Complex mean, slope;
+      Mean(mode.z, mean, slope);
+      mode.a = mode.a_slope = std::exp(mode.z);
+      mode.b = c.dt * mean;
+      mode.b_slope = c.dt * slope;
+    }
+    c.modes.push_back(mode);
+  }
+  return c;
+}
+
+void Walk(ModesRow& c) {
+  c.h.resize(c.T() + 1, Complexes(c.N()));
+  for (size_t t = 0; t < c.T(); ++t) {
+    const Complexes& before = c.h[t];
+    Complexes& after = c.h[t + 1];
+    for (size_t n = 0; n < c.N(); ++n) after[n] = c.modes[n].a * before[n] + c.modes[n].b * c.u[t];
+  }
+}
+
+std::vector<Complexes> GradientsOf(const ModesRow& c, const Doubles& dy, const Complexes& last) {
+  std::vector<Complexes> l(c.T() + 1, Complexes(c.N()));
+  for (size_t n = 0; n < c.N(); ++n) {
+    Complex after = l[c.T()][n] = last[n];
+    for (size_t t = c.T(); t-- > 0;) {
+      l[t][n] = 2 * dy[t] * c.modes[n].C + after;
+      after = c.modes[n].a * l[t][n];
+    }
+  }
+  return l;
+}
+
+Inexact TapsOf(const ModesRow& c, size_t count, double u) {
   const Inexact impulse = Impulse(count);
   Inexact taps(Doubles(count, 0.0));
   ModeWalks walks;
-  for (const ReferenceMode& m : c.modes) {
+  for (const Mode& m : c.modes) {
     walks.push_back(WalkOf(m, impulse, std::abs(m.b), 0, u));
     Complex h = m.b;
     for (size_t l = 0; l < count; ++l, h *= m.a) taps.values[l] += 2 * (m.C * h).real();
   }
-  ReferenceRow without = {};
+  ModesRow without = {};
   without.modes = c.modes;
   taps.errors = OutputErrors(without, impulse, false, walks, u);
   return taps;
@@ -74,7 +150,7 @@ Inexact Inexact::Reversed() const {
   return back;
 }
 
-ModeWalks StateWalks(const ReferenceRow& c, const Inexact& inputs, double u) {
+ModeWalks StateWalks(const ModesRow& c, const Inexact& inputs, double u) {
   ModeWalks walks;
   for (size_t n = 0; n < c.N(); ++n) {
     walks.push_back(WalkOf(c.modes[n], inputs, std::abs(c.modes[n].b), std::abs(c.h[0][n]), u));
@@ -82,10 +158,10 @@ ModeWalks StateWalks(const ReferenceRow& c, const Inexact& inputs, double u) {
   return walks;
 }
 
-ModeWalks GradientWalks(const ReferenceRow& c, const Inexact& dy_from_end, const Complexes& last, double u) {
+ModeWalks GradientWalks(const ModesRow& c, const Inexact& dy_from_end, const Complexes& last, double u) {
   ModeWalks walks;
   for (size_t n = 0; n < c.N(); ++n) {
-    const ReferenceMode& m = c.modes[n];
+    const Mode& m = c.modes[n];
     walks.push_back(WalkOf(m, dy_from_end, 2 * std::abs(m.C), SizeBefore(m, last[n]), u));
   }
   return walks;
@@ -93,13 +169,13 @@ ModeWalks GradientWalks(const ReferenceRow& c, const Inexact& dy_from_end, const
 
 double StateError(const ModeWalk& walk) { return walk.error.empty() ? 0 : 1.01 * walk.error.back(); }
 
-double InitialGradientError(const ReferenceMode& m, const ModeWalk& walk, double u) {
+double InitialGradientError(const Mode& m, const ModeWalk& walk, double u) {
   if (walk.error.empty()) return 0;
   return 1.01 * std::abs(m.a) * (walk.error.back() + (34 * u + 2 * TableError(m, u)) * walk.size.back());
 }
 
 // An output is N products with states, plus 16 taps within a chunk.
-Doubles OutputErrors(const ReferenceRow& c, const Inexact& x, bool back, const ModeWalks& walks, double u) {
+Doubles OutputErrors(const ModesRow& c, const Inexact& x, bool back, const ModeWalks& walks, double u) {
   Doubles errors(x.values.size());
   const double chain = (2 * static_cast<double>(c.N()) + 26) * u;
   for (size_t t = 0; t < errors.size(); ++t) {
@@ -107,7 +183,7 @@ Doubles OutputErrors(const ReferenceRow& c, const Inexact& x, bool back, const M
     errors[t] = std::abs(c.D) * (x.errors[t] + 2 * u * std::abs(x.values[t]));
   }
   for (size_t n = 0; n < c.N(); ++n) {
-    const ReferenceMode& m = c.modes[n];
+    const Mode& m = c.modes[n];
     const double read = back ? std::abs(m.b) : 2 * std::abs(m.C), table = TableError(m, u);
     for (size_t t = 0; t < errors.size(); ++t) {
       const double here = walks[n].error[t] + (chain + 2 * table) * walks[n].size[t];
@@ -120,8 +196,7 @@ Doubles OutputErrors(const ReferenceRow& c, const Inexact& x, bool back, const M
 }
 
 // The convolution adds its own errors to those of the taps.
-Doubles ConvolvedErrors(const ReferenceRow& c, const Inexact& taps, const Inexact& x, bool back, int64_t most,
-                        double u) {
+Doubles ConvolvedErrors(const ModesRow& c, const Inexact& taps, const Inexact& x, bool back, int64_t most, double u) {
   const size_t T = x.values.size();
   Doubles errors = ConvolutionErrors(taps.values, x.values, c.D, most, back, u);
   const Doubles of_taps = ConvolvedMagnitudes(taps.errors, x.values, T);
@@ -132,8 +207,8 @@ Doubles ConvolvedErrors(const ReferenceRow& c, const Inexact& taps, const Inexac
   return errors;
 }
 
-void AddParameterErrors(const ReferenceRow& c, const Inexact& inputs, const Inexact& dy, const Complexes& last,
-                        bool is_f64, double u, const ModeTensors<TensorView>& tolerance, size_t rows) {
+void AddParameterErrors(const ModesRow& c, const Inexact& inputs, const Inexact& dy, const Complexes& last, bool is_f64,
+                        double u, const ModeTensors<TensorView>& tolerance, size_t rows) {
   const int64_t d = c.channel;
   const size_t T = inputs.values.size();
   const Inexact back = dy.Reversed();
@@ -141,7 +216,7 @@ void AddParameterErrors(const ReferenceRow& c, const Inexact& inputs, const Inex
   const double chunks = static_cast<double>(T) / 128 * static_cast<double>(rows);
   const double sums = (64 + (is_f64 ? chunks + static_cast<double>(rows) : 0)) * u;
   for (size_t n = 0; n < c.N(); ++n) {
-    const ReferenceMode& m = c.modes[n];
+    const Mode& m = c.modes[n];
     const double h0 = std::abs(c.h[0][n]);
     const ModeWalk h = WalkOf(m, inputs, std::abs(m.b), h0, u);
     const ModeWalk l = WalkOf(m, back, 2 * std::abs(m.C), SizeBefore(m, last[n]), u);
@@ -185,11 +260,11 @@ void TapGradients::Add(const Inexact& inputs, const Inexact& dy, int64_t most, b
   }
 }
 
-void TapGradients::AddParameterErrors(const ReferenceRow& row, bool is_f64, double u,
+void TapGradients::AddParameterErrors(const ModesRow& row, bool is_f64, double u,
                                       const ModeTensors<TensorView>& tolerance) const {
   Inexact dy = taps_;
   for (size_t s = 0; s < dy.values.size(); ++s) dy.errors[s] += u * std::abs(dy.values[s]);
-  ReferenceRow of_taps = row;
+  ModesRow of_taps = row;
   of_taps.h.assign(1, Complexes(row.N()));
   scanning::AddParameterErrors(of_taps, Impulse(dy.values.size()), dy, Complexes(row.N()), is_f64, u, tolerance);
 }

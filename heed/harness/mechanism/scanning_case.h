@@ -2,6 +2,7 @@
 #ifndef HEED_HARNESS_MECHANISM_SCANNING_CASE_H_
 #define HEED_HARNESS_MECHANISM_SCANNING_CASE_H_
 
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -12,7 +13,7 @@
 #include "heed/harness/mechanism/problem_case.h"
 #include "heed/mechanism/scanning.h"
 #include "heed/mechanism/scanning_internal.h"
-#include "heed/mechanism/reference/scanning_reference_internal.h"
+#include "heed/mechanism/reference/reference_tensor_internal.h"
 
 namespace heed::scanning {
 
@@ -38,6 +39,35 @@ Mechanism Bound(const std::string& name, const Definition& definition, const Own
                            m.of_problems);
   return m;
 }
+
+using Doubles = std::vector<double>;
+
+// One channel of one sequence.
+struct ChannelPlace {
+  int64_t sequence, batch, channel;
+  std::vector<int64_t> tokens;  // in the order of processing
+};
+
+// All places of a call that a kernel's checks would accept.
+std::vector<ChannelPlace> PlacesOf(int64_t B, int64_t T, int64_t D, const Options& options);
+
+// Rounding errors for a dtype, with u the unit roundoff of the accumulation dtype. For f64 u is doubled, as the
+// reference has the same rounding.
+struct Epsilon {
+  double unit = 0;       // u
+  double least = 0;      // smaller results may be flushed to 0
+  double output = 0;     // of results stored in 16 bits
+  double subnormal = 0;  // and of subnormal 16-bit results
+};
+Epsilon EpsilonOf(DType dtype);
+
+// The tolerance of a value computed with `error` and then stored.
+inline double Stored(double value, double error, const Epsilon& e) {
+  return 1.01 * error + e.least + e.output * (std::abs(value) + error) + e.subnormal;
+}
+
+inline double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+inline double Softplus(double x) { return std::fmax(x, 0.0) + std::log1p(std::exp(-std::abs(x))); }
 
 // Adds the rounding of sums over several channels to the tolerance of the gradient of a constant or of shared weights.
 void RoundSums(const ConstTensorView& input, const ConstTensorView& expected, const TensorView& tolerance);

@@ -56,6 +56,7 @@ TokenRow::TokenRow(const char* axes, const ConstTensorView& t, const AxisLengths
       base_ += stride * (of_state ? head.sequence : head.batch);
     } else if (letter == 'T') {
       token_stride_ = stride;
+      over_tokens_ = t.present();
     } else if (letter == heads) {
       base_ += stride * head.head;
     } else if (letter == shared_heads) {

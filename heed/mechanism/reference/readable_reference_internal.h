@@ -10,9 +10,11 @@
 //   };
 //
 // Where all tokens may be read after all are written, it has instead Write(row..., state...) and
-// Read(row..., state..., o), and `causal`. With double the function gives values. With Reverse it gives gradients: from
-// the last token to the first, one token is on the tape at a time, and its states come from those that were kept every
-// few tokens.
+// Read(row..., state..., o), and `causal`. Where values follow from constants alone, Derive(row...), whose rows of
+// tokens are empty, returns them as a Derived<Number>, the first argument of the other functions.
+//
+// With double the function gives values. With Reverse it gives gradients: from the last token to the first, a few
+// tokens are on the tape at a time, and the states before them were kept.
 //
 // The table of a mechanism says the axes of its tensors, as its header does, and which of them may be left out; what
 // part a tensor has in an engine is not read.
@@ -67,6 +69,7 @@ class TokenRow {
 
   size_t size() const { return offsets_.size(); }
   size_t columns() const { return columns_; }
+  bool over_tokens() const { return over_tokens_; }
 
   // `t` is the one of the constructor, or as large and with its strides.
   void Read(const ConstTensorView& t, int64_t token, Array<double>& row) const {
@@ -92,10 +95,11 @@ class TokenRow {
   int64_t base_ = 0, token_stride_ = 0;
   std::vector<int64_t> offsets_;
   size_t columns_ = 1;
+  bool over_tokens_ = false;
   double otherwise_;
 };
 
-// The arguments and results of a reference, in the order of the table of its mechanism.
+// The arguments of a mechanism's references, in the order of its table.
 struct ReadableCall {
   ReadableForm form;
   Table table;
@@ -116,6 +120,16 @@ struct ReadableCall {
   std::vector<ReadableHead> Heads(const std::vector<ReferenceSequence>& sequences, bool reverse) const;
 };
 
+// The values that a mechanism derives from its constants, empty where it derives none.
+template <class Math, class Number, bool derives>
+struct DerivedOf {
+  struct Type {};
+};
+template <class Math, class Number>
+struct DerivedOf<Math, Number, true> {
+  using Type = typename Math::template Derived<Number>;
+};
+
 // One head of a call with n tensors and m states: its rows and its states.
 template <class Math, size_t n, size_t m>
 class ReadableRun {
@@ -123,11 +137,20 @@ class ReadableRun {
   template <class Number>
   using Arrays = std::array<Array<Number>, n>;
   template <class Number>
+  using Rows = std::array<const Array<Number>*, n>;
+  template <class Number>
   using States = std::array<Array<Number>, m>;
+  static constexpr bool kDerives = requires { typename Math::template Derived<double>; };
+  template <class Number>
+  using Derived = typename DerivedOf<Math, Number, kDerives>::Type;
 
   ReadableRun(const Math& math, const ReadableCall& call, const ReadableHead& head)
       : math_(math), call_(call), head_(head), o_(RowOf(call.form.o, call.o())) {
-    for (size_t i = 0; i < n; ++i) places_.push_back(RowOf(call.table.tensors[i].axes, At(call.in.tensors, i)));
+    for (size_t i = 0; i < n; ++i) {
+      places_.push_back(RowOf(call.table.tensors[i].axes, At(call.in.tensors, i)));
+      if (!places_[i].over_tokens()) Read(i, 0, constants_.rows[i]);
+    }
+    constants_.derived = Derive(constants_.rows);
   }
 
   void Forward() {
@@ -136,7 +159,9 @@ class ReadableRun {
     const bool together = ReadsAfterAllAreWritten();
     if (together) WriteAll(states);
     for (const int64_t t : head_.tokens) {
-      together ? Read(Rows(t), states, o) : Token(Rows(t), states, o);
+      const Arrays<double> own = RowsOf(t);
+      const Rows<double> rows = Pointers(constants_.rows, own);
+      together ? Read(rows, constants_.derived, states, o) : Token(rows, constants_.derived, states, o);
       o_.Write(call_.out.o, t, [&](size_t j) { return o[j]; });
     }
     PutStates(states);
@@ -146,16 +171,25 @@ class ReadableRun {
     for (size_t i = 0; i < n; ++i) gradients_.push_back(RowOf(call_.table.tensors[i].axes, At(call_.out.gradients, i)));
     States<double> d_states;
     for (size_t s = 0; s < m; ++s) d_states[s] = ReadState(s, At(call_.in.d_final, s), 0);
-    const auto read = [&](const auto& rows, auto& states, auto& o) { Read(rows, states, o); };
-    const auto write = [&](const auto& rows, auto& states, auto&) { Write(rows, states); };
-    const auto token = [&](const auto& rows, auto& states, auto& o) { Token(rows, states, o); };
+    const auto read = [&](const auto& rows, const auto& derived, auto& states, auto& o) {
+      Read(rows, derived, states, o);
+    };
+    const auto write = [&](const auto& rows, const auto& derived, auto& states, auto&) {
+      Write(rows, derived, states);
+    };
+    const auto token = [&](const auto& rows, const auto& derived, auto& states, auto& o) {
+      Token(rows, derived, states, o);
+    };
     if (ReadsAfterAllAreWritten()) {
       States<double> written = Initial();
       WriteAll(written);
-      for (const int64_t t : head_.tokens) BackThrough(read, t, written, true, d_states);
-      ForEachFromTheLast(write, [&](int64_t t, const auto& before) { BackThrough(write, t, before, false, d_states); });
+      const size_t T = head_.tokens.size(), stretch = Stretch(written);
+      for (size_t begin = 0; begin < T; begin += stretch) {
+        BackThrough(read, begin, std::min(begin + stretch, T), written, true, d_states);
+      }
+      BackThroughAll(write, false, d_states);
     } else {
-      ForEachFromTheLast(token, [&](int64_t t, const auto& before) { BackThrough(token, t, before, true, d_states); });
+      BackThroughAll(token, true, d_states);
     }
     PutStates(d_states);
   }
@@ -187,12 +221,24 @@ class ReadableRun {
     }
   }
 
-  Arrays<double> Rows(int64_t token) const {
+  void Read(size_t i, int64_t token, Array<double>& row) const {
+    row = Array<double>(places_[i].size(), places_[i].columns());
+    places_[i].Read(At(call_.in.tensors, i), token, row);
+  }
+
+  // The rows of tensors over tokens; the others are empty.
+  Arrays<double> RowsOf(int64_t token) const {
     Arrays<double> rows;
     for (size_t i = 0; i < n; ++i) {
-      rows[i] = Array<double>(places_[i].size(), places_[i].columns());
-      places_[i].Read(At(call_.in.tensors, i), token, rows[i]);
+      if (places_[i].over_tokens()) Read(i, token, rows[i]);
     }
+    return rows;
+  }
+
+  template <class Number>
+  Rows<Number> Pointers(const Arrays<Number>& constants, const Arrays<Number>& of_token) const {
+    Rows<Number> rows;
+    for (size_t i = 0; i < n; ++i) rows[i] = places_[i].over_tokens() ? &of_token[i] : &constants[i];
     return rows;
   }
 
@@ -210,48 +256,73 @@ class ReadableRun {
     if constexpr (kWritesApart) return !math_.causal;
     return false;
   }
+
+  // Calls f(row..., state...), with `derived` before them where the mechanism derives something.
   template <class Number, class F>
-  static void Apply(const F& f, const Arrays<Number>& rows, States<Number>& states) {
-    std::apply([&](const auto&... row) { std::apply([&](auto&... state) { f(row..., state...); }, states); }, rows);
+  static void Apply(const F& f, const Rows<Number>& rows, const Derived<Number>& derived, States<Number>& states) {
+    std::apply(
+        [&](const auto*... row) {
+          std::apply(
+              [&](auto&... state) {
+                if constexpr (kDerives) {
+                  f(derived, *row..., state...);
+                } else {
+                  f(*row..., state...);
+                }
+              },
+              states);
+        },
+        rows);
   }
   template <class Number>
-  void Write(const Arrays<Number>& rows, States<Number>& states) const {
-    if constexpr (kWritesApart) Apply([&](auto&... all) { math_.Write(all...); }, rows, states);
+  void Write(const Rows<Number>& rows, const Derived<Number>& derived, States<Number>& states) const {
+    if constexpr (kWritesApart) Apply<Number>([&](auto&... all) { math_.Write(all...); }, rows, derived, states);
   }
   template <class Number>
-  void Read(const Arrays<Number>& rows, States<Number>& states, Array<Number>& o) const {
-    if constexpr (kWritesApart) Apply([&](auto&... all) { math_.Read(all..., o); }, rows, states);
+  void Read(const Rows<Number>& rows, const Derived<Number>& derived, States<Number>& states, Array<Number>& o) const {
+    if constexpr (kWritesApart) Apply<Number>([&](auto&... all) { math_.Read(all..., o); }, rows, derived, states);
   }
   template <class Number>
-  void Token(const Arrays<Number>& rows, States<Number>& states, Array<Number>& o) const {
+  void Token(const Rows<Number>& rows, const Derived<Number>& derived, States<Number>& states, Array<Number>& o) const {
     if constexpr (kWritesApart) {
-      Write(rows, states);
-      Read(rows, states, o);
+      Write(rows, derived, states);
+      Read(rows, derived, states, o);
     } else {
-      Apply([&](auto&... all) { math_(all..., o); }, rows, states);
+      Apply<Number>([&](auto&... all) { math_(all..., o); }, rows, derived, states);
     }
+  }
+  template <class Number>
+  Derived<Number> Derive(const Arrays<Number>& rows) const {
+    if constexpr (kDerives) return std::apply([&](const auto&... row) { return math_.Derive(row...); }, rows);
+    return {};
   }
 
   void WriteAll(States<double>& states) const {
-    for (const int64_t t : head_.tokens) Write(Rows(t), states);
+    for (const int64_t t : head_.tokens) {
+      const Arrays<double> own = RowsOf(t);
+      Write(Pointers(constants_.rows, own), constants_.derived, states);
+    }
   }
 
-  // Adds the gradients of f at one token, with these states before it, and replaces the gradients of the states after
-  // it by those of the states before it; or adds these where f only reads states.
+  // Adds the gradients of f at these tokens, with these states before them, and replaces the gradients of the states
+  // after them by those of the states before them; or adds these where f only reads states.
   template <class F>
-  void BackThrough(const F& f, int64_t t, const States<double>& before, bool reads, States<double>& d_states) {
+  void BackThrough(const F& f, size_t begin, size_t end, const States<double>& before, bool reads,
+                   States<double>& d_states) {
     tape_.Clear();
-    const Arrays<double> values = Rows(t);
-    Arrays<Reverse> rows;
-    for (size_t i = 0; i < n; ++i) rows[i] = Numbers(values[i], At(call_.out.gradients, i).present());
+    const Arrays<Reverse> constants = NumbersOf(constants_.rows);
+    const Derived<Reverse> derived = Derive(constants);
     States<Reverse> states;
     for (size_t s = 0; s < m; ++s) states[s] = Numbers(before[s], true);
     const States<Reverse> first = states;  // as f replaces them
+    std::vector<Arrays<Reverse>> own;      // of tokens
     Array<Reverse> o(o_.size(), o_.columns());
-    f(rows, states, o);
-    if (reads) {
-      Array<double> d_o(o_.size(), o_.columns());
-      o_.Read(call_.in.d_o, t, d_o);
+    Array<double> d_o(o_.size(), o_.columns());
+    for (size_t t = begin; t < end; ++t) {
+      own.push_back(NumbersOf(RowsOf(head_.tokens[t])));
+      f(Pointers(constants, own.back()), derived, states, o);
+      if (!reads) continue;
+      o_.Read(call_.in.d_o, head_.tokens[t], d_o);
       for (size_t j = 0; j < o.size(); ++j) tape_.Seed(o[j], d_o[j]);
     }
     for (size_t s = 0; s < m; ++s) {
@@ -261,30 +332,45 @@ class ReadableRun {
     for (size_t s = 0; s < m; ++s) {
       for (size_t i = 0; i < states[s].size(); ++i) d_states[s][i] = tape_.Gradient(first[s][i]);
     }
+    AddGradients(0, constants);
+    for (size_t t = begin; t < end; ++t) AddGradients(head_.tokens[t], own[t - begin]);
+  }
+
+  // Rows of tensors whose gradients are not requested are constants.
+  Arrays<Reverse> NumbersOf(const Arrays<double>& values) {
+    Arrays<Reverse> rows;
+    for (size_t i = 0; i < n; ++i) rows[i] = Numbers(values[i], At(call_.out.gradients, i).present());
+    return rows;
+  }
+  void AddGradients(int64_t token, const Arrays<Reverse>& rows) const {
     for (size_t i = 0; i < n; ++i) {
-      gradients_[i].Add(At(call_.out.gradients, i), t, [&](size_t at) { return tape_.Gradient(rows[i][at]); });
+      if (rows[i].size() == 0) continue;
+      gradients_[i].Add(At(call_.out.gradients, i), token, [&](size_t at) { return tape_.Gradient(rows[i][at]); });
     }
   }
 
-  // g(token, states before it) for all tokens, the last first, of which f takes the states on.
-  template <class F, class G>
-  void ForEachFromTheLast(const F& f, const G& g) {
-    constexpr size_t kStretch = 32;  // tokens whose states are all kept at once
+  // The number of tokens that are on the tape at once, less where there are many states.
+  static size_t Stretch(const States<double>& states) {
+    size_t size = 1;
+    for (const Array<double>& state : states) size += state.size();
+    return std::clamp<size_t>(8192 / size, 8, 32);
+  }
+
+  // Takes the states through all tokens with f, keeps them at the first of each stretch, and goes back from the last
+  // stretch to the first.
+  template <class F>
+  void BackThroughAll(const F& f, bool reads, States<double>& d_states) {
     std::vector<States<double>> kept;
     States<double> states = Initial();
     Array<double> o(o_.size(), o_.columns());
-    for (size_t t = 0; t < head_.tokens.size(); ++t) {
-      if (t % kStretch == 0) kept.push_back(states);
-      f(Rows(head_.tokens[t]), states, o);
+    const size_t stretch = Stretch(states), T = head_.tokens.size();
+    for (size_t t = 0; t < T; ++t) {
+      if (t % stretch == 0) kept.push_back(states);
+      const Arrays<double> own = RowsOf(head_.tokens[t]);
+      f(Pointers(constants_.rows, own), constants_.derived, states, o);
     }
-    for (size_t stretch = kept.size(); stretch-- > 0;) {
-      const size_t begin = stretch * kStretch, end = std::min(begin + kStretch, head_.tokens.size());
-      std::vector<States<double>> before = {kept[stretch]};
-      for (size_t t = begin; t + 1 < end; ++t) {
-        before.push_back(before.back());
-        f(Rows(head_.tokens[t]), before.back(), o);
-      }
-      for (size_t t = end; t-- > begin;) g(head_.tokens[t], before[t - begin]);
+    for (size_t i = kept.size(); i-- > 0;) {
+      BackThrough(f, i * stretch, std::min((i + 1) * stretch, T), kept[i], reads, d_states);
     }
   }
 
@@ -293,6 +379,10 @@ class ReadableRun {
   const ReadableHead& head_;
   TokenRow o_;
   std::vector<TokenRow> places_, gradients_;
+  struct {
+    Arrays<double> rows;
+    Derived<double> derived;
+  } constants_;
   Tape tape_;
 };
 
@@ -321,14 +411,18 @@ void RunReadable(const Tensors& tensors, const States& states, const Math& math,
 }  // namespace heed::mechanism
 
 // Defines the references of a mechanism, in its namespace, from TokenOf() its inputs and options.
-#define HEED_DEFINE_REFERENCES                                                                                \
-  void Reference(const Inputs& in, const Options& options, const Outputs& out) {                              \
-    using Of = mechanism::Lists<Structs>;                                                                     \
-    mechanism::RunReadable(kTensors, kStates, TokenOf(in, options), Of::Of(in), options, Of::Of(out), false); \
-  }                                                                                                           \
-  void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {            \
-    using Of = mechanism::Lists<Structs>;                                                                     \
-    mechanism::RunReadable(kTensors, kStates, TokenOf(in, options), Of::Of(in), options, Of::Of(out), true);  \
+#define HEED_DEFINE_REFERENCES HEED_DEFINE_REFERENCES_WITH(kStates)
+
+// Takes other states: those of the mechanism, and after them those that its readable function alone has. No call gives
+// or receives the latter, which begin with what a table calls absent.
+#define HEED_DEFINE_REFERENCES_WITH(states)                                                                  \
+  void Reference(const Inputs& in, const Options& options, const Outputs& out) {                             \
+    using Of = mechanism::Lists<Structs>;                                                                    \
+    mechanism::RunReadable(kTensors, states, TokenOf(in, options), Of::Of(in), options, Of::Of(out), false); \
+  }                                                                                                          \
+  void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {           \
+    using Of = mechanism::Lists<Structs>;                                                                    \
+    mechanism::RunReadable(kTensors, states, TokenOf(in, options), Of::Of(in), options, Of::Of(out), true);  \
   }
 
 #endif  // HEED_MECHANISM_REFERENCE_READABLE_REFERENCE_INTERNAL_H_

@@ -1,4 +1,4 @@
-// The arrays of numbers, a row or a state each, that readable references are written with, and functions of them.
+// Readable references are written with arrays of numbers, a row or a state each, and functions of them.
 #ifndef HEED_MECHANISM_REFERENCE_REFERENCE_ARRAY_INTERNAL_H_
 #define HEED_MECHANISM_REFERENCE_REFERENCE_ARRAY_INTERNAL_H_
 
@@ -44,6 +44,14 @@ Array<Number> Exp(const Array<Number>& x) {
   Array<Number> y(x.size(), x.columns());
   for (size_t i = 0; i < x.size(); ++i) y[i] = exp(x[i]);
   return y;
+}
+
+// Removes the first elements of `latest`, as many as x has, and appends x.
+template <class Number>
+void ShiftIn(const Array<Number>& x, Array<Number>& latest) {
+  const size_t kept = latest.size() < x.size() ? 0 : latest.size() - x.size();
+  for (size_t i = 0; i < kept; ++i) latest[i] = latest[i + x.size()];
+  for (size_t i = kept; i < latest.size(); ++i) latest[i] = x[i - kept];
 }
 
 // log(1 + exp(x)), and 1 / (1 + exp(-x)): no exponential has a positive argument.

@@ -5,16 +5,57 @@
 #include <cstdint>
 
 #include "heed/ops/gated/hgrn/hgrn_internal.h"
-#include "heed/ops/gated/hgrn/hgrn_reference_internal.h"
 #include "heed/harness/mechanism/scanning_case.h"
 
 namespace heed::hgrn {
 namespace {
 
+using mechanism::At;
 using mechanism::Put;
+using scanning::Doubles;
 using scanning::Epsilon;
 using scanning::EpsilonOf;
 using scanning::Stored;
+
+// One channel of a sequence, with all intermediate values.
+struct Channel {
+  scanning::ChannelPlace place;
+  Doubles x, g, a;  // [T]: g clamped to at most 0, a = e^g
+  Doubles h;        // [T + 1]: states before and after tokens
+
+  size_t T() const { return x.size(); }
+};
+
+void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const Channel&)>& f) {
+  for (const auto& place : scanning::PlacesOf(in.x.size(0), in.x.size(1), in.x.size(2), options)) {
+    const int64_t b = place.batch, d = place.channel;
+    Channel c = {place, {}, {}, {}, {}};
+    c.h.push_back(in.initial.S.present() ? At(in.initial.S, {place.sequence, d}) : 0);
+    for (const int64_t token : place.tokens) {
+      c.x.push_back(At(in.x, {b, token, d}));
+      const double g = At(in.log_decay, {b, token, d});
+      c.g.push_back(g > 0 ? 0 : g);
+      c.a.push_back(std::exp(c.g.back()));
+      c.h.push_back(c.a.back() * c.h.back() + c.x.back());
+    }
+    f(c);
+  }
+}
+
+struct ChannelGradients {
+  Doubles p, q;  // gradient of h: p [T + 1] before the contribution of o_t, with p[T] given; q [T] after it
+};
+
+ChannelGradients GradientsOf(const BackwardInputs& in, const Channel& c) {
+  const int64_t d = c.place.channel;
+  ChannelGradients g = {Doubles(c.T() + 1), Doubles(c.T())};
+  g.p[c.T()] = in.d_final.S.present() ? At(in.d_final.S, {c.place.sequence, d}) : 0;
+  for (size_t t = c.T(); t-- > 0;) {
+    g.q[t] = g.p[t + 1] + At(in.d_o, {c.place.batch, c.place.tokens[t], d});
+    g.p[t] = c.a[t] * g.q[t];
+  }
+  return g;
+}
 
 // Bounds the rounding error of a channel, to first order in the unit roundoff u, as a sum of worst cases: the exponent
 // g log2 e is rounded twice and its constant once; the fraction 2^r - 1 is at most .42 and has an error of 6 u; a h is
@@ -25,7 +66,7 @@ double DecayError(double g, double u) {
 }
 
 // The errors of h before and after each token.
-Doubles ErrorsOf(const ReferenceChannel& c, double u) {
+Doubles ErrorsOf(const Channel& c, double u) {
   Doubles errors = {0.0};
   for (size_t t = 0; t < c.T(); ++t) {
     errors.push_back(c.a[t] * errors[t] + std::abs(c.a[t] * c.h[t]) * DecayError(c.g[t], u) +
@@ -38,7 +79,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
   const Epsilon e = EpsilonOf(in.x.dtype());
   const Epsilon state = EpsilonOf(mechanism::StateDType(in.x.dtype()));
   mechanism::Clear(tolerance.o);
-  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
+  ForEachChannel(in, options, [&](const Channel& c) {
     const Doubles errors = ErrorsOf(c, e.unit);
     const int64_t d = c.place.channel;
     for (size_t t = 0; t < c.T(); ++t) {
@@ -52,9 +93,9 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
   const double u = EpsilonOf(in.x.dtype()).unit;
   const Epsilon state = EpsilonOf(mechanism::StateDType(in.x.dtype()));
   for (const TensorView* t : {&tolerance.x, &tolerance.log_decay}) mechanism::Clear(*t);
-  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
+  ForEachChannel(in, options, [&](const Channel& c) {
     const Doubles of_h = ErrorsOf(c, u);
-    const ReferenceGradients g = GradientsOf(in, c);
+    const ChannelGradients g = GradientsOf(in, c);
     const int64_t b = c.place.batch, d = c.place.channel;
     double of_p = 0;
     for (size_t t = c.T(); t-- > 0;) {

@@ -1,64 +1,38 @@
-// The reference of HGRN, in double, a channel at a time.
+// HGRN as it is defined, one token of one channel: everything that it is.
+//
+//   h_t = exp(log_decay_t) h_{t-1} + x_t,  o_t = h_t
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 
-#include "heed/ops/gated/hgrn/hgrn_reference_internal.h"
+#include "heed/mechanism/reference/readable_reference_internal.h"
+#include "heed/ops/gated/hgrn/hgrn_internal.h"
 
 namespace heed::hgrn {
+namespace {
 
-using mechanism::At;
-using mechanism::Put;
+using mechanism::Array;
+using mechanism::Reverse;
 
-void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const ReferenceChannel&)>& f) {
-  for (const auto& place : scanning::PlacesOf(in.x.size(0), in.x.size(1), in.x.size(2), options)) {
-    const int64_t b = place.batch, d = place.channel;
-    ReferenceChannel c = {place, {}, {}, {}, {}};
-    c.h.push_back(in.initial.S.present() ? At(in.initial.S, {place.sequence, d}) : 0);
-    for (const int64_t token : place.tokens) {
-      c.x.push_back(At(in.x, {b, token, d}));
-      const double g = At(in.log_decay, {b, token, d});
-      c.g.push_back(g > 0 ? 0 : g);
-      c.a.push_back(std::exp(c.g.back()));
-      c.h.push_back(c.a.back() * c.h.back() + c.x.back());
-    }
-    f(c);
+// A positive log decay counts as 0, but has the gradient of the decay.
+double Clamped(double log_decay) { return log_decay > 0 ? 0 : log_decay; }
+Reverse Clamped(const Reverse& log_decay) { return mechanism::Unary(Clamped(log_decay.value), log_decay, 1); }
+
+struct Token {
+  static constexpr mechanism::ReadableForm kForm = {.heads = 'D', .shared_heads = 0, .o = "BTD"};
+
+  // All have one element.
+  template <class Number>
+  void operator()(const Array<Number>& x, const Array<Number>& log_decay, Array<Number>& h, Array<Number>& o) const {
+    using std::exp;
+    h[0] = exp(Clamped(log_decay[0])) * h[0] + x[0];
+    o[0] = h[0];
   }
-}
+};
 
-ReferenceGradients GradientsOf(const BackwardInputs& in, const ReferenceChannel& c) {
-  const int64_t d = c.place.channel;
-  ReferenceGradients g = {Doubles(c.T() + 1), Doubles(c.T())};
-  g.p[c.T()] = in.d_final.S.present() ? At(in.d_final.S, {c.place.sequence, d}) : 0;
-  for (size_t t = c.T(); t-- > 0;) {
-    g.q[t] = g.p[t + 1] + At(in.d_o, {c.place.batch, c.place.tokens[t], d});
-    g.p[t] = c.a[t] * g.q[t];
-  }
-  return g;
-}
+Token TokenOf(const Inputs&, const Options&) { return {}; }
 
-void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  mechanism::Clear(out.o);
-  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
-    const int64_t d = c.place.channel;
-    for (size_t t = 0; t < c.T(); ++t) {
-      Put(out.o, {c.place.batch, c.place.tokens[t], d}, c.h[t + 1]);
-    }
-    Put(out.final.S, {c.place.sequence, d}, c.h.back());
-  });
-}
+}  // namespace
 
-void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  for (const TensorView* t : {&out.x, &out.log_decay}) mechanism::Clear(*t);
-  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
-    const ReferenceGradients g = GradientsOf(in, c);
-    const int64_t b = c.place.batch, d = c.place.channel;
-    for (size_t t = 0; t < c.T(); ++t) {
-      Put(out.x, {b, c.place.tokens[t], d}, g.q[t]);
-      Put(out.log_decay, {b, c.place.tokens[t], d}, g.p[t] * c.h[t]);
-    }
-    Put(out.initial.S, {c.place.sequence, d}, g.p[0]);
-  });
-}
+HEED_DEFINE_REFERENCES
 
 }  // namespace heed::hgrn

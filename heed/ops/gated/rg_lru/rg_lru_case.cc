@@ -6,16 +6,93 @@
 #include <string>
 
 #include "heed/ops/gated/rg_lru/rg_lru_internal.h"
-#include "heed/ops/gated/rg_lru/rg_lru_reference_internal.h"
 #include "heed/harness/mechanism/scanning_case.h"
 
 namespace heed::rg_lru {
 namespace {
 
+using mechanism::At;
 using mechanism::Put;
+using scanning::Doubles;
 using scanning::Epsilon;
 using scanning::EpsilonOf;
+using scanning::Sigmoid;
 using scanning::Stored;
+
+// One channel of a sequence, with all intermediate values.
+struct Channel {
+  scanning::ChannelPlace place;
+  double c = 0, lambda = 0, rate = 0;  // rate: -c softplus(lambda)
+  bool begins = false;                 // no initial state: the first root is 1
+  Doubles x, input, recurrence;        // [T]: gates after their sigmoids
+  Doubles raw_input, raw_recurrence;   // gates before their sigmoids
+  Doubles log_a, a, root, written;     // [T]
+  Doubles h;                           // [T + 1]: states before and after tokens
+
+  size_t T() const { return x.size(); }
+  bool is_first(size_t t) const { return begins && t == 0; }
+};
+
+void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const Channel&)>& f) {
+  for (const auto& place : scanning::PlacesOf(in.x.size(0), in.x.size(1), in.x.size(2), options)) {
+    const int64_t b = place.batch, d = place.channel;
+    Channel c;
+    c.place = place;
+    c.c = options.c;
+    c.lambda = At(in.a, {d});
+    c.rate = -c.c * scanning::Softplus(c.lambda);
+    c.begins = !in.initial.S.present();
+    c.h.push_back(c.begins ? 0 : At(in.initial.S, {place.sequence, d}));
+    for (size_t t = 0; t < place.tokens.size(); ++t) {
+      const int64_t token = place.tokens[t];
+      c.x.push_back(At(in.x, {b, token, d}));
+      c.raw_input.push_back(At(in.input_gate, {b, token, d}));
+      c.raw_recurrence.push_back(At(in.recurrence_gate, {b, token, d}));
+      c.input.push_back(Sigmoid(c.raw_input[t]));
+      c.recurrence.push_back(Sigmoid(c.raw_recurrence[t]));
+      c.log_a.push_back(c.rate * c.recurrence[t]);
+      c.a.push_back(std::exp(c.log_a[t]));
+      c.root.push_back(c.is_first(t) ? 1 : std::sqrt(-std::expm1(2 * c.log_a[t])));
+      c.written.push_back(c.root[t] * c.input[t] * c.x[t]);
+      c.h.push_back(c.a[t] * c.h[t] + c.written[t]);
+    }
+    f(c);
+  }
+}
+
+struct ChannelGradients {
+  Doubles p, q;                             // gradient of h: p [T + 1] before the contribution of o_t, with p[T] given;
+                                            // q [T] after it
+  Doubles slope;                            // [T]: a^2 / root, the derivative of the root, at most 1000
+  Doubles dx, dinput, drecurrence, dlog_a;  // [T]
+};
+
+ChannelGradients GradientsOf(const BackwardInputs& in, const Channel& c) {
+  constexpr double kMostSlope = 1000;  // limit of the derivative of the square root
+  const int64_t d = c.place.channel;
+  const size_t T = c.T();
+  ChannelGradients g;
+  g.p.assign(T + 1, 0.0);
+  for (Doubles* row : {&g.q, &g.slope, &g.dx, &g.dinput, &g.drecurrence, &g.dlog_a}) {
+    row->assign(T, 0.0);
+  }
+  if (in.d_final.S.present()) g.p[T] = At(in.d_final.S, {c.place.sequence, d});
+  for (size_t t = T; t-- > 0;) {
+    g.q[t] = g.p[t + 1] + At(in.d_o, {c.place.batch, c.place.tokens[t], d});
+    g.p[t] = c.a[t] * g.q[t];
+    const double gated = c.input[t] * c.x[t];
+    g.dlog_a[t] = g.p[t] * c.h[t];
+    if (!c.is_first(t)) {
+      const double of_sqrt = std::fmin(1 / (2 * c.root[t]), kMostSlope);
+      g.slope[t] = 2 * c.a[t] * c.a[t] * of_sqrt;
+      g.dlog_a[t] -= g.q[t] * gated * g.slope[t];
+    }
+    g.dx[t] = g.q[t] * c.root[t] * c.input[t];
+    g.dinput[t] = g.q[t] * c.root[t] * c.x[t] * c.input[t] * Sigmoid(-c.raw_input[t]);
+    g.drecurrence[t] = g.dlog_a[t] * c.rate * c.recurrence[t] * Sigmoid(-c.raw_recurrence[t]);
+  }
+  return g;
+}
 
 // Bounds the rounding error of a channel, to first order in the unit roundoff u, as a sum of worst cases. All errors
 // except those of h and its gradient are relative:
@@ -33,7 +110,7 @@ struct TokenErrors {
   double decay, root, written, slope;
 };
 
-TokenErrors ErrorsOf(const ReferenceChannel& c, size_t t, double u) {
+TokenErrors ErrorsOf(const Channel& c, size_t t, double u) {
   TokenErrors e = {};
   const double x = -c.log_a[t], a = c.a[t];
   const double by_exponent = x * (3 + kLog) * u, by_fraction = 6 * u * std::min(x, 1.0);
@@ -48,7 +125,7 @@ TokenErrors ErrorsOf(const ReferenceChannel& c, size_t t, double u) {
 }
 
 // The errors of h before and after each token.
-Doubles StateErrorsOf(const ReferenceChannel& c, double u) {
+Doubles StateErrorsOf(const Channel& c, double u) {
   Doubles errors = {0.0};
   for (size_t t = 0; t < c.T(); ++t) {
     const TokenErrors e = ErrorsOf(c, t, u);
@@ -62,7 +139,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
   const Epsilon e = EpsilonOf(in.x.dtype());
   const Epsilon state = EpsilonOf(mechanism::StateDType(in.x.dtype()));
   mechanism::Clear(tolerance.o);
-  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
+  ForEachChannel(in, options, [&](const Channel& c) {
     const Doubles errors = StateErrorsOf(c, e.unit);
     const int64_t d = c.place.channel;
     for (size_t t = 0; t < c.T(); ++t) {
@@ -80,9 +157,9 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
   for (const TensorView* t : {&tolerance.x, &tolerance.input_gate, &tolerance.recurrence_gate, &tolerance.a}) {
     mechanism::Clear(*t);
   }
-  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
+  ForEachChannel(in, options, [&](const Channel& c) {
     const Doubles of_h = StateErrorsOf(c, u);
-    const ReferenceGradients g = GradientsOf(in, c);
+    const ChannelGradients g = GradientsOf(in, c);
     const int64_t b = c.place.batch, d = c.place.channel;
     // Sums over 128 tokens, and sums of those.
     const double of_sum = (128 + static_cast<double>(c.T()) / 128) * u;
@@ -96,7 +173,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
       const double per_q = std::abs(c.input[t] * c.x[t]) * g.slope[t];
       const double of_dlog = of_p * std::abs(c.h[t]) + p * of_h[t] + u * kept + per_q * of_q +
                              per_q * q * (e.slope + (kSigmoid + 2) * u) + u * std::abs(g.dlog_a[t]);
-      const double of_x = c.root[t] * c.input[t], complement = scanning::Sigmoid(-c.raw_input[t]);
+      const double of_x = c.root[t] * c.input[t], complement = Sigmoid(-c.raw_input[t]);
       const int64_t token = c.place.tokens[t];
       const auto put = [&](const TensorView& to, const ConstTensorView& like, double value, double error) {
         Put(to, {b, token, d}, Stored(value, error, EpsilonOf(like.dtype())));
@@ -106,10 +183,10 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
       put(tolerance.input_gate, in.input_gate, g.dinput[t],
           q > 0 ? std::abs(g.dinput[t]) * (of_gated + (2 * kSigmoid + 4) * u)
                 : of_q * of_x * std::abs(c.x[t]) * complement);
-      const double per_log = std::abs(c.rate) * c.recurrence[t] * scanning::Sigmoid(-c.raw_recurrence[t]);
+      const double per_log = std::abs(c.rate) * c.recurrence[t] * Sigmoid(-c.raw_recurrence[t]);
       put(tolerance.recurrence_gate, in.recurrence_gate, g.drecurrence[t],
           per_log * (of_dlog + std::abs(g.dlog_a[t]) * (kRate + 2 * kSigmoid + 4) * u));
-      const double per_a = c.c * c.recurrence[t] * scanning::Sigmoid(c.lambda);
+      const double per_a = c.c * c.recurrence[t] * Sigmoid(c.lambda);
       mechanism::Add(tolerance.a, {d},
                      per_a * (of_dlog + std::abs(g.dlog_a[t]) * (of_sum + (2 * kSigmoid + 4) * u)) + own.least);
     }

@@ -1,20 +1,89 @@
 // The causal convolution in the harness.
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "heed/mechanism/reference/reference_tensor_internal.h"
 #include "heed/harness/mechanism/scanning_case.h"
 #include "heed/ops/ssm/causal_conv1d/causal_conv1d_internal.h"
-#include "heed/ops/ssm/causal_conv1d/causal_conv1d_reference_internal.h"
 
 namespace heed::causal_conv1d {
 namespace {
 
 using mechanism::Add;
+using mechanism::At;
 using mechanism::Clear;
 using mechanism::Put;
 using scanning::Epsilon;
+
+using Doubles = std::vector<double>;
+
+double Silu(double p) { return p / (1 + std::exp(-p)); }
+
+double SiluSlope(double p) {
+  const double s = 1 / (1 + std::exp(-p)), complement = 1 / (1 + std::exp(p));
+  return s + p * s * complement;
+}
+
+// One channel of a sequence; the state is the first part of its inputs.
+struct Channel {
+  int64_t sequence, batch, channel;
+  std::vector<int64_t> tokens;  // their indices, in the order of processing
+  Doubles inputs;               // [W - 1 + tokens], the state first
+  Doubles weight;               // [W]
+  double bias = 0;
+  bool silu = false;
+
+  int64_t W() const { return static_cast<int64_t>(weight.size()); }
+  int64_t T() const { return static_cast<int64_t>(tokens.size()); }
+  double Input(int64_t t) const { return inputs[static_cast<size_t>(t + W() - 1)]; }  // t >= 1 - W
+  double Preactivation(int64_t t) const {
+    double p = bias;
+    for (int64_t j = 0; j < W(); ++j) p += weight[static_cast<size_t>(j)] * Input(t - (W() - 1) + j);
+    return p;
+  }
+};
+
+void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const Channel&)>& f) {
+  const int64_t W = in.weight.size(1);
+  const auto ranges = mechanism::SequencesOf(options, in.x.size(0), in.x.size(2));
+  for (size_t n = 0; n < ranges.size(); ++n) {
+    for (int64_t channel = 0; channel < in.x.size(1); ++channel) {
+      Channel c;
+      c.sequence = static_cast<int64_t>(n);
+      c.batch = ranges[n].batch;
+      c.channel = channel;
+      c.silu = options.activation == Activation::kSilu;
+      for (int64_t t = ranges[n].begin; t < ranges[n].end; ++t) c.tokens.push_back(t);
+      if (options.reverse) std::reverse(c.tokens.begin(), c.tokens.end());
+      for (int64_t i = 0; i < W - 1; ++i) {
+        c.inputs.push_back(in.initial.inputs.present() ? At(in.initial.inputs, {c.sequence, channel, i}) : 0);
+      }
+      for (const int64_t t : c.tokens) c.inputs.push_back(At(in.x, {c.batch, channel, t}));
+      for (int64_t j = 0; j < W; ++j) c.weight.push_back(At(in.weight, {channel, j}));
+      if (in.bias.present()) c.bias = At(in.bias, {channel});
+      f(c);
+    }
+  }
+}
+
+// d_o of the channel's tokens, and d_final [W - 1], zeros if absent.
+Doubles GradientsOfO(const BackwardInputs& in, const Channel& c) {
+  Doubles d_o;
+  for (const int64_t t : c.tokens) d_o.push_back(At(in.d_o, {c.batch, c.channel, t}));
+  return d_o;
+}
+Doubles GradientsOfFinal(const BackwardInputs& in, const Channel& c) {
+  Doubles d_final(static_cast<size_t>(c.W() - 1), 0.0);
+  for (size_t i = 0; in.d_final.inputs.present() && i < d_final.size(); ++i) {
+    d_final[i] = At(in.d_final.inputs, {c.sequence, c.channel, static_cast<int64_t>(i)});
+  }
+  return d_final;
+}
 
 // The tolerance, with u the unit roundoff of the accumulation dtype:
 //
@@ -42,7 +111,7 @@ struct TokenError {
   double p, error;  // the preactivation and its error
 };
 
-TokenError PreactivationOf(const ReferenceChannel& c, int64_t t, const Epsilon& e) {
+TokenError PreactivationOf(const Channel& c, int64_t t, const Epsilon& e) {
   double sum = std::abs(c.bias);
   for (int64_t j = 0; j < c.W(); ++j) {
     sum += std::abs(c.weight[static_cast<size_t>(j)] * c.Input(t - (c.W() - 1) + j));
@@ -54,7 +123,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
   const Epsilon e = EpsilonOf(in.x.dtype());
   Clear(tolerance.o);
   Clear(tolerance.final.inputs);
-  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
+  ForEachChannel(in, options, [&](const Channel& c) {
     for (int64_t t = 0; t < c.T(); ++t) {
       const TokenError at = PreactivationOf(c, t, e);
       const double y = c.silu ? Silu(at.p) : at.p;
@@ -73,11 +142,11 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
   }
   const double lanes = in.x.dtype() == DType::kF64 ? 64 : 32;
   int64_t groups = 0;
-  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
+  ForEachChannel(in, options, [&](const Channel& c) {
     if (c.channel == 0) groups += c.T() / 128 + 1;
   });
   const double of_sum = (lanes + 3 + (in.x.dtype() == DType::kF64 ? static_cast<double>(groups) : 1)) * e.unit;
-  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
+  ForEachChannel(in, options, [&](const Channel& c) {
     const Doubles d_o = GradientsOfO(in, c), d_final = GradientsOfFinal(in, c);
     const int64_t W = c.W(), T = c.T();
     const double of_chain = static_cast<double>(W + 2) * e.unit;

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -9,7 +10,6 @@
 #include "heed/harness/mechanism/modes_case.h"
 #include "heed/harness/mechanism/scanning_case.h"
 #include "heed/ops/ssm/h3/h3_internal.h"
-#include "heed/ops/ssm/h3/h3_reference_internal.h"
 
 namespace heed::h3 {
 namespace {
@@ -17,12 +17,109 @@ namespace {
 using mechanism::Add;
 using mechanism::At;
 using mechanism::Put;
+using scanning::Complexes;
+using scanning::Doubles;
 using scanning::Epsilon;
 using scanning::EpsilonOf;
 using scanning::Inexact;
 using scanning::ModeWalks;
-using scanning::ReferenceRow;
+using scanning::ModesRow;
 using scanning::Stored;
+
+// One head of a sequence, with all intermediate values.
+struct Head {
+  scanning::ChannelPlace place;       // whose channel is the head
+  std::vector<Doubles> q, v, k_plus;  // [d][T]; for k preceded by the W - 1 keys of the tail
+  std::vector<Doubles> taps;          // [d][W], including shift_D
+  std::vector<Doubles> keys;          // k': [d][T]
+  scanning::ModesRow modes;
+
+  size_t T() const { return place.tokens.size(); }
+  size_t d() const { return q.size(); }
+  size_t tail() const { return d() == 0 ? 0 : taps[0].size() - 1; }
+  int64_t ChannelOf(size_t i) const { return place.channel * static_cast<int64_t>(d()) + static_cast<int64_t>(i); }
+};
+
+Doubles RowOf(const ConstTensorView& x, const Head& head, size_t i) {
+  Doubles row;
+  for (const int64_t token : head.place.tokens) {
+    row.push_back(At(x, {head.place.batch, token, head.place.channel, static_cast<int64_t>(i)}));
+  }
+  return row;
+}
+
+// [B, W - 1, H, d]; zeros if absent.
+Doubles TailOf(const ConstTensorView& x, const Head& head, size_t i, size_t count) {
+  Doubles row(count, 0.0);
+  for (size_t s = 0; s < count && x.present(); ++s) {
+    row[s] = At(x, {head.place.sequence, static_cast<int64_t>(s), head.place.channel, static_cast<int64_t>(i)});
+  }
+  return row;
+}
+
+Complexes StateOf(const ConstTensorView& x, const Head& head, size_t i, size_t j, double sign) {
+  Complexes h(head.modes.N());
+  for (size_t n = 0; n < h.size() && x.present(); ++n) {
+    const auto at = [&](int64_t part) {
+      return At(x, {head.place.sequence, head.place.channel, static_cast<int64_t>(i), static_cast<int64_t>(j),
+                    static_cast<int64_t>(n), part});
+    };
+    h[n] = {at(0), sign * at(1)};
+  }
+  return h;
+}
+
+void ForEachHead(const Inputs& in, const Options& options, const std::function<void(const Head&)>& f) {
+  const auto d = static_cast<size_t>(in.q.size(3)), W = static_cast<size_t>(in.shift.size(1));
+  for (const auto& place : scanning::PlacesOf(in.q.size(0), in.q.size(1), in.q.size(2), options)) {
+    Head head;
+    head.place = place;
+    head.modes = scanning::ModesOf(scanning::ModesIn(in), false, place.channel);
+    for (size_t i = 0; i < d; ++i) {
+      head.q.push_back(RowOf(in.q, head, i));
+      head.v.push_back(RowOf(in.v, head, i));
+      Doubles k = TailOf(in.initial.tail, head, i, W - 1);
+      for (const double key : RowOf(in.k, head, i)) k.push_back(key);
+      head.k_plus.push_back(k);
+    }
+    for (size_t i = 0; i < d; ++i) {
+      Doubles taps, keys(head.T(), 0.0);
+      const int64_t channel = head.ChannelOf(i);
+      for (size_t s = 0; s < W; ++s) taps.push_back(At(in.shift, {channel, static_cast<int64_t>(s)}));
+      if (in.shift_D.present()) taps[0] += At(in.shift_D, {channel});
+      for (size_t t = 0; t < head.T(); ++t) {
+        for (size_t s = 0; s < W; ++s) keys[t] += taps[s] * head.k_plus[i][t + W - 1 - s];
+      }
+      head.taps.push_back(taps);
+      head.keys.push_back(keys);
+    }
+    f(head);
+  }
+}
+
+// Sets `row`, initialised with the head's modes, to that of k'_i v_j, reusing the memory of the previous row.
+void SetRow(const Inputs& in, const Head& head, size_t i, size_t j, scanning::ModesRow& row) {
+  if (row.h.empty()) row.h.emplace_back();
+  row.h[0] = StateOf(in.initial.S, head, i, j, 1);
+  row.u.resize(head.T());
+  for (size_t t = 0; t < head.T(); ++t) row.u[t] = head.keys[i][t] * head.v[j][t];
+  scanning::Walk(row);
+}
+
+// Gradients of the outputs, [d][T]; of the final tail, [d][W - 1]; and of the final states of a row.
+std::vector<Doubles> IncomingOf(const BackwardInputs& in, const Head& head) {
+  std::vector<Doubles> rows;
+  for (size_t j = 0; j < head.d(); ++j) rows.push_back(RowOf(in.d_o, head, j));
+  return rows;
+}
+std::vector<Doubles> IncomingTailOf(const BackwardInputs& in, const Head& head) {
+  std::vector<Doubles> rows;
+  for (size_t i = 0; i < head.d(); ++i) rows.push_back(TailOf(in.d_final.tail, head, i, head.tail()));
+  return rows;
+}
+Complexes IncomingOf(const BackwardInputs& in, const Head& head, size_t i, size_t j) {
+  return StateOf(in.d_final.S, head, i, j, -1);
+}
 
 bool HasTaps(const Inputs& in, const Options& options, bool states) {
   return scanning::IsConvolved(in.log_A_real.size(1), options.method == Method::kAuto,
@@ -30,7 +127,7 @@ bool HasTaps(const Inputs& in, const Options& options, bool states) {
 }
 
 // Magnitudes of a channel's taps; shift and shift_D are separate, since they may cancel.
-Doubles TapSizes(const Inputs& in, const ReferenceHead& head, size_t i) {
+Doubles TapSizes(const Inputs& in, const Head& head, size_t i) {
   Doubles sizes;
   const int64_t channel = head.ChannelOf(i);
   for (size_t s = 0; s <= head.tail(); ++s) {
@@ -41,7 +138,7 @@ Doubles TapSizes(const Inputs& in, const ReferenceHead& head, size_t i) {
 }
 
 // k' is a chain of taps, each rounded once.
-std::vector<Inexact> KeysOf(const Inputs& in, const ReferenceHead& head, double u) {
+std::vector<Inexact> KeysOf(const Inputs& in, const Head& head, double u) {
   std::vector<Inexact> keys;
   const double chain = (static_cast<double>(head.tail()) + 4) * u;
   for (size_t i = 0; i < head.d(); ++i) {
@@ -86,7 +183,7 @@ class Sums {
   double chain_;
 };
 
-void PutStates(const TensorView& to, const ReferenceHead& head, size_t i, size_t j, size_t n, double error) {
+void PutStates(const TensorView& to, const Head& head, size_t i, size_t j, size_t n, double error) {
   for (const int64_t part : {0, 1}) {
     Put(to,
         {head.place.sequence, head.place.channel, static_cast<int64_t>(i), static_cast<int64_t>(j),
@@ -94,10 +191,10 @@ void PutStates(const TensorView& to, const ReferenceHead& head, size_t i, size_t
         error);
   }
 }
-void PutTail(const TensorView& to, const ReferenceHead& head, size_t i, size_t s, double error) {
+void PutTail(const TensorView& to, const Head& head, size_t i, size_t s, double error) {
   Put(to, {head.place.sequence, static_cast<int64_t>(s), head.place.channel, static_cast<int64_t>(i)}, error);
 }
-void PutToken(const TensorView& to, const ReferenceHead& head, size_t t, size_t channel, double error) {
+void PutToken(const TensorView& to, const Head& head, size_t t, size_t channel, double error) {
   Put(to, {head.place.batch, head.place.tokens[t], head.place.channel, static_cast<int64_t>(channel)}, error);
 }
 
@@ -106,10 +203,10 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
   const Epsilon state = EpsilonOf(mechanism::StateDType(in.q.dtype()));
   const bool has_taps = HasTaps(in, options, in.initial.S.present() || tolerance.final.S.present());
   mechanism::Clear(tolerance.o);
-  ForEachHead(in, options, [&](const ReferenceHead& head) {
+  ForEachHead(in, options, [&](const Head& head) {
     const std::vector<Inexact> keys = KeysOf(in, head, e.unit);
     const Inexact taps = has_taps ? TapsOf(head.modes, head.T(), e.unit) : Inexact();
-    ReferenceRow row = head.modes;
+    ModesRow row = head.modes;
     for (size_t j = 0; j < head.d(); ++j) {
       Sums o(head.T(), head.d(), e.unit);
       for (size_t i = 0; i < head.d(); ++i) {
@@ -133,7 +230,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
 }
 
 // Converts gradients of k' of one channel to those of taps, keys and the tail.
-void KeyTolerance(const Inputs& in, const ReferenceHead& head, size_t i, const Sums& dkeys, const Doubles& of_tail,
+void KeyTolerance(const Inputs& in, const Head& head, size_t i, const Sums& dkeys, const Doubles& of_tail,
                   const Gradients& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
   const Epsilon state = EpsilonOf(mechanism::StateDType(in.q.dtype()));
@@ -181,12 +278,12 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
   std::map<int64_t, scanning::TapGradients> of_taps;  // per head, over all its rows
   const int64_t most = in.q.size(1);
   const auto rows = static_cast<size_t>(in.q.size(3) * in.q.size(3) * in.q.size(0));
-  ForEachHead(in, options, [&](const ReferenceHead& head) {
+  ForEachHead(in, options, [&](const Head& head) {
     const size_t T = head.T(), d = head.d();
     const int64_t h = head.place.channel;
     const std::vector<Inexact> keys = KeysOf(in, head, u);
     const Inexact taps = has_taps ? TapsOf(head.modes, T, u) : Inexact();
-    ReferenceRow row = head.modes;
+    ModesRow row = head.modes;
     const std::vector<Doubles> d_o = IncomingOf(in, head), of_tail = IncomingTailOf(in, head);
     std::vector<Sums> dv(d, Sums(T, d, u));
     for (size_t i = 0; i < d; ++i) {

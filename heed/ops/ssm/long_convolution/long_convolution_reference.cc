@@ -1,71 +1,45 @@
-// The reference of the long convolution, in double, a channel at a time.
-#include <algorithm>
+// The long convolution as it is defined, one token of one channel: everything that it is.
+//
+//   o_t = sum_{s <= min(t, L - 1)} kernel_s u_{t-s} + D u_t
 #include <cstddef>
-#include <cstdint>
 
-#include "heed/ops/ssm/long_convolution/long_convolution_reference_internal.h"
+#include "heed/mechanism/reference/readable_reference_internal.h"
+#include "heed/ops/ssm/long_convolution/long_convolution_internal.h"
 
 namespace heed::long_convolution {
+namespace {
 
-using mechanism::At;
-using mechanism::Put;
+using mechanism::Array;
 
-void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const ReferenceChannel&)>& f) {
-  for (const auto& place : scanning::PlacesOf(in.u.size(0), in.u.size(2), in.u.size(1), options)) {
-    const int64_t b = place.batch, d = place.channel;
-    ReferenceChannel c = {place, {}, {}, in.D.present() ? At(in.D, {d}) : 0};
-    for (const int64_t token : place.tokens) c.u.push_back(At(in.u, {b, d, token}));
-    const auto T = static_cast<int64_t>(c.T());
-    for (int64_t s = 0; s < std::min(in.kernel.size(1), T); ++s) {
-      c.taps.push_back(At(in.kernel, {d, s}));
-    }
-    f(c);
+// The mechanism has no states; those of the function below are the last L inputs, oldest first, and how many tokens
+// there were.
+template <class T>
+struct ReadableStates {
+  T inputs, count;
+};
+constexpr ReadableStates<mechanism::StateTensor> kReadableStates = {.inputs = {"inputs", "BDL"},
+                                                                    .count = {"count", "BD"}};
+
+struct Token {
+  static constexpr mechanism::ReadableForm kForm = {.heads = 'D', .shared_heads = 0, .o = "BDT"};
+
+  // u, D, count and o have one element.
+  template <class Number>
+  void operator()(const Array<Number>& u, const Array<Number>& kernel, const Array<Number>& D, Array<Number>& inputs,
+                  Array<Number>& count, Array<Number>& o) const {
+    mechanism::ShiftIn(u, inputs);
+    count[0] += 1;
+    const size_t L = kernel.size();
+    Number sum = 0;
+    for (size_t s = 0; s < L && static_cast<double>(s) < count[0]; ++s) sum += kernel[s] * inputs[L - 1 - s];
+    o[0] = sum + D[0] * u[0];
   }
-}
+};
 
-Doubles Convolved(const Doubles& taps, const Doubles& x, size_t count) {
-  Doubles sums(count, 0.0);
-  for (size_t s = 0; s < std::min(taps.size(), count); ++s) {
-    for (size_t t = s; t < count; ++t) sums[t] += taps[s] * x[t - s];
-  }
-  return sums;
-}
+Token TokenOf(const Inputs&, const Options&) { return {}; }
 
-Doubles IncomingOf(const BackwardInputs& in, const ReferenceChannel& c) {
-  Doubles dy;
-  for (const int64_t token : c.place.tokens) {
-    dy.push_back(At(in.d_o, {c.place.batch, c.place.channel, token}));
-  }
-  return dy;
-}
+}  // namespace
 
-Doubles FromItsEnd(const Doubles& x) { return {x.rbegin(), x.rend()}; }
-
-void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  mechanism::Clear(out.o);
-  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
-    const Doubles sums = Convolved(c.taps, c.u, c.T());
-    for (size_t t = 0; t < c.T(); ++t) {
-      Put(out.o, {c.place.batch, c.place.channel, c.place.tokens[t]}, sums[t] + c.D * c.u[t]);
-    }
-  });
-}
-
-void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  for (const TensorView* t : {&out.u, &out.kernel, &out.D}) mechanism::Clear(*t);
-  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
-    const int64_t d = c.place.channel;
-    const Doubles dy = IncomingOf(in, c);
-    for (size_t t = 0; t < c.T(); ++t) {
-      double du = c.D * dy[t];
-      for (size_t s = 0; s < c.taps.size() && t + s < c.T(); ++s) {
-        du += c.taps[s] * dy[t + s];
-        mechanism::Add(out.kernel, {d, static_cast<int64_t>(s)}, dy[t + s] * c.u[t]);
-      }
-      Put(out.u, {c.place.batch, d, c.place.tokens[t]}, du);
-      mechanism::Add(out.D, {d}, dy[t] * c.u[t]);
-    }
-  });
-}
+HEED_DEFINE_REFERENCES_WITH(kReadableStates)
 
 }  // namespace heed::long_convolution

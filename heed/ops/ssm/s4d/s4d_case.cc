@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -9,18 +10,59 @@
 #include "heed/harness/mechanism/modes_case.h"
 #include "heed/harness/mechanism/scanning_case.h"
 #include "heed/ops/ssm/s4d/s4d_internal.h"
-#include "heed/ops/ssm/s4d/s4d_reference_internal.h"
 
 namespace heed::s4d {
 namespace {
 
 using mechanism::Add;
+using mechanism::At;
 using mechanism::Put;
+using scanning::Complexes;
+using scanning::Doubles;
 using scanning::Epsilon;
 using scanning::EpsilonOf;
 using scanning::Inexact;
 using scanning::ModeWalks;
 using scanning::Stored;
+
+bool IsBilinear(const Options& options) { return options.discretization == Discretization::kBilinear; }
+
+struct Channel : scanning::ModesRow {
+  scanning::ChannelPlace place;
+};
+
+void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const Channel&)>& f) {
+  for (const auto& place : scanning::PlacesOf(in.u.size(0), in.u.size(2), in.u.size(1), options)) {
+    const int64_t d = place.channel;
+    Channel c = {scanning::ModesOf(scanning::ModesIn(in), IsBilinear(options), d), place};
+    c.h.emplace_back(c.N());
+    for (size_t n = 0; n < c.N() && in.initial.S.present(); ++n) {
+      const auto mode = static_cast<int64_t>(n);
+      c.h[0][n] = {At(in.initial.S, {place.sequence, d, mode, 0}), At(in.initial.S, {place.sequence, d, mode, 1})};
+    }
+    for (const int64_t token : place.tokens) c.u.push_back(At(in.u, {place.batch, d, token}));
+    scanning::Walk(c);
+    f(c);
+  }
+}
+
+Doubles IncomingOf(const BackwardInputs& in, const Channel& c) {
+  Doubles dy;
+  for (const int64_t token : c.place.tokens) {
+    dy.push_back(At(in.d_o, {c.place.batch, c.place.channel, token}));
+  }
+  return dy;
+}
+
+Complexes FinalGradientsOf(const BackwardInputs& in, const Channel& c) {
+  Complexes last(c.N());
+  for (size_t n = 0; n < c.N() && in.d_final.S.present(); ++n) {
+    const auto mode = static_cast<int64_t>(n);
+    last[n] = {At(in.d_final.S, {c.place.sequence, c.place.channel, mode, 0}),
+               -At(in.d_final.S, {c.place.sequence, c.place.channel, mode, 1})};
+  }
+  return last;
+}
 
 bool HasTaps(const Inputs& in, const Options& options, bool states) {
   return scanning::IsConvolved(in.log_A_real.size(1), options.method == Method::kAuto,
@@ -32,7 +74,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
   const Epsilon state = EpsilonOf(mechanism::StateDType(in.u.dtype()));
   const bool has_taps = HasTaps(in, options, in.initial.S.present() || tolerance.final.S.present());
   mechanism::Clear(tolerance.o);
-  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
+  ForEachChannel(in, options, [&](const Channel& c) {
     const Inexact u(c.u);
     const ModeWalks walks = StateWalks(c, u, e.unit);
     const Doubles errors = has_taps ? ConvolvedErrors(c, TapsOf(c, c.T(), e.unit), u, false, in.u.size(2), e.unit)
@@ -63,10 +105,10 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
   }
   std::map<int64_t, scanning::TapGradients> of_taps;  // per channel, over all its sequences
   const int64_t most = in.u.size(2);
-  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
+  ForEachChannel(in, options, [&](const Channel& c) {
     const auto& [sequence, batch, d, tokens] = c.place;
     const Inexact inputs(c.u), dy(IncomingOf(in, c)), back = dy.Reversed();
-    const scanning::Complexes last = FinalGradientsOf(in, c);
+    const Complexes last = FinalGradientsOf(in, c);
     const auto l = GradientsOf(c, dy.values, last);
     const ModeWalks walks = GradientWalks(c, back, last, u);
     const Doubles errors =

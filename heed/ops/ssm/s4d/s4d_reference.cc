@@ -1,82 +1,70 @@
-// The reference of S4D, in double, a channel at a time.
+// S4D as it is defined, one token of one channel: everything that it is.
+//
+//   z = dt (-exp(log_A_real) + i A_imag)                   dt = exp(log_dt)
+//   a = e^z,                    b = dt (e^z - 1) / z       zero-order hold
+//   a = (1 + z/2) / (1 - z/2),  b = dt / (1 - z/2)         bilinear
+//   h_t = a .* h_{t-1} + b u_t,  o_t = 2 Re(<C, h_t>) + D u_t        h: [N], complex
+#include <cmath>
 #include <cstddef>
-#include <cstdint>
+#include <vector>
 
-#include "heed/ops/ssm/s4d/s4d_reference_internal.h"
+#include "heed/mechanism/reference/readable_reference_internal.h"
+#include "heed/mechanism/reference/reference_complex_internal.h"
+#include "heed/ops/ssm/s4d/s4d_internal.h"
 
 namespace heed::s4d {
 namespace {
 
-using mechanism::At;
-using mechanism::Put;
-using scanning::Complexes;
+using mechanism::Array;
+using mechanism::Complex;
+using mechanism::ComplexAt;
 
-void PutState(const TensorView& to, const scanning::ReferencePlace& place, const Complexes& h, double sign) {
-  for (size_t n = 0; n < h.size(); ++n) {
-    const auto mode = static_cast<int64_t>(n);
-    Put(to, {place.sequence, place.channel, mode, 0}, h[n].real());
-    Put(to, {place.sequence, place.channel, mode, 1}, sign * h[n].imag());
+struct Token {
+  static constexpr mechanism::ReadableForm kForm = {.heads = 'D', .shared_heads = 0, .o = "BDT"};
+  bool bilinear;
+
+  // The modes of a channel.
+  template <class Number>
+  struct Derived {
+    std::vector<Complex<Number>> a, b;  // [N]
+  };
+
+  template <class Number>
+  Derived<Number> Derive(const Array<Number>&, const Array<Number>& log_dt, const Array<Number>& log_A_real,
+                         const Array<Number>& A_imag, const Array<Number>&, const Array<Number>&) const {
+    using std::exp;
+    Derived<Number> modes;
+    const Number dt = exp(log_dt[0]);
+    for (size_t n = 0; n < A_imag.size(); ++n) {
+      const Complex<Number> z = dt * Complex<Number>{-exp(log_A_real[n]), A_imag[n]}, one = {1, 0};
+      const Complex<Number> below = one + Number(-0.5) * z;
+      modes.a.push_back(bilinear ? (one + Number(0.5) * z) / below : Exp(z));
+      modes.b.push_back(dt * (bilinear ? one / below : MeanExp(z)));
+    }
+    return modes;
   }
-}
+
+  // u, D and o have one element; C and h are [N, 2].
+  template <class Number>
+  void operator()(const Derived<Number>& modes, const Array<Number>& u, const Array<Number>&, const Array<Number>&,
+                  const Array<Number>&, const Array<Number>& C, const Array<Number>& D, Array<Number>& h,
+                  Array<Number>& o) const {
+    const Number skip = D[0] * u[0];
+    o[0] = 0;
+    for (size_t n = 0; n < h.rows(); ++n) {
+      PutComplex(modes.a[n] * ComplexAt(h, n) + u[0] * modes.b[n], h, n);
+      o[0] += 2 * (ComplexAt(C, n) * ComplexAt(h, n)).re;
+    }
+    // D u is added last, and on the tape the gradient of u from it: a sum that begins with it would be rounded at its
+    // magnitude once per mode, which exceeds the error bound of a convolution in f64.
+    o[0] += skip;
+  }
+};
+
+Token TokenOf(const Inputs&, const Options& options) { return {options.discretization == Discretization::kBilinear}; }
 
 }  // namespace
 
-void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const ReferenceChannel&)>& f) {
-  for (const auto& place : scanning::PlacesOf(in.u.size(0), in.u.size(2), in.u.size(1), options)) {
-    const int64_t d = place.channel;
-    ReferenceChannel c = {scanning::ModesOf(scanning::ModesIn(in), IsBilinear(options), d), place};
-    c.h.emplace_back(c.N());
-    for (size_t n = 0; n < c.N() && in.initial.S.present(); ++n) {
-      const auto mode = static_cast<int64_t>(n);
-      c.h[0][n] = {At(in.initial.S, {place.sequence, d, mode, 0}), At(in.initial.S, {place.sequence, d, mode, 1})};
-    }
-    for (const int64_t token : place.tokens) c.u.push_back(At(in.u, {place.batch, d, token}));
-    scanning::Walk(c);
-    f(c);
-  }
-}
-
-Doubles IncomingOf(const BackwardInputs& in, const ReferenceChannel& c) {
-  Doubles dy;
-  for (const int64_t token : c.place.tokens) {
-    dy.push_back(At(in.d_o, {c.place.batch, c.place.channel, token}));
-  }
-  return dy;
-}
-
-Complexes FinalGradientsOf(const BackwardInputs& in, const ReferenceChannel& c) {
-  Complexes last(c.N());
-  for (size_t n = 0; n < c.N() && in.d_final.S.present(); ++n) {
-    const auto mode = static_cast<int64_t>(n);
-    last[n] = {At(in.d_final.S, {c.place.sequence, c.place.channel, mode, 0}),
-               -At(in.d_final.S, {c.place.sequence, c.place.channel, mode, 1})};
-  }
-  return last;
-}
-
-void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  mechanism::Clear(out.o);
-  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
-    for (size_t t = 0; t < c.T(); ++t) {
-      Put(out.o, {c.place.batch, c.place.channel, c.place.tokens[t]}, c.OutputAt(t));
-    }
-    PutState(out.final.S, c.place, c.h.back(), 1);
-  });
-}
-
-void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  for (const TensorView* t : {&out.u, &out.log_dt, &out.log_A_real, &out.A_imag, &out.C, &out.D}) {
-    mechanism::Clear(*t);
-  }
-  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
-    const Doubles dy = IncomingOf(in, c);
-    const auto l = GradientsOf(c, dy, FinalGradientsOf(in, c));
-    for (size_t t = 0; t < c.T(); ++t) {
-      Put(out.u, {c.place.batch, c.place.channel, c.place.tokens[t]}, c.InputGradientAt(t, dy, l));
-    }
-    AddParameterGradients(c, dy, l, scanning::ModesIn(out));
-    PutState(out.initial.S, c.place, InitialGradients(c, l), -1);
-  });
-}
+HEED_DEFINE_REFERENCES
 
 }  // namespace heed::s4d

@@ -1,6 +1,10 @@
 // The selective scan in the harness.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -8,15 +12,156 @@
 
 #include "heed/ops/ssm/selective_scan/selective_scan_case.h"
 #include "heed/ops/ssm/selective_scan/selective_scan_internal.h"
-#include "heed/ops/ssm/selective_scan/selective_scan_reference_internal.h"
 
 namespace heed::selective_scan {
 namespace {
 
 using mechanism::Add;
+using mechanism::At;
+using scanning::Doubles;
 using scanning::Epsilon;
 using scanning::EpsilonOf;
 using scanning::Stored;
+
+// One channel of a sequence, with all intermediate values.
+struct Channel {
+  scanning::ChannelPlace place;
+  int64_t N = 0, group = 0;
+  bool gated = false, softplus = false;
+  double D = 0;
+  Doubles A;                  // [N]
+  Doubles u, z, raw, s;       // [T]; raw: delta + delta_bias
+  std::vector<Doubles> B, C;  // [T][N]
+  std::vector<Doubles> a, h;  // [T][N] decays, [T + 1][N] states before and after tokens
+  Doubles y, o;               // [T]
+
+  int64_t T() const { return static_cast<int64_t>(u.size()); }
+};
+
+double WeightAt(const ConstTensorView& t, std::span<const int64_t> index) {
+  int64_t at = 0;
+  for (size_t axis = 0; axis < index.size(); ++axis) {
+    at += index[axis] * t.stride(static_cast<int>(axis));
+  }
+  return LoadAsDouble(t.dtype(), t.data(), at);
+}
+
+int64_t NumGroups(const Inputs& in) {
+  for (const ConstTensorView* t : {&in.B, &in.C}) {
+    if (t->rank() == 4) return t->size(1);
+  }
+  return 1;
+}
+
+void Run(Channel& c) {
+  for (size_t t = 0; t < c.u.size(); ++t) {
+    const double s = c.softplus ? scanning::Softplus(c.raw[t]) : c.raw[t];
+    Doubles a, h;
+    a.reserve(c.A.size());
+    h.reserve(c.A.size());
+    double y = c.D * c.u[t];
+    for (size_t n = 0; n < c.A.size(); ++n) {
+      a.push_back(std::exp(s * c.A[n]));
+      h.push_back(a[n] * c.h[t][n] + s * c.u[t] * c.B[t][n]);
+      y += c.C[t][n] * h[n];
+    }
+    c.s.push_back(s);
+    c.a.push_back(std::move(a));
+    c.h.push_back(std::move(h));
+    c.y.push_back(y);
+    c.o.push_back(c.gated ? y * c.z[t] * scanning::Sigmoid(c.z[t]) : y);
+  }
+}
+
+// The index of an element of B or C, or of their gradients, at a token.
+struct WeightPlace {
+  std::array<int64_t, 4> axes;
+  size_t rank;
+
+  operator std::span<const int64_t>() const { return {axes.data(), rank}; }  // NOLINT: it is an index
+};
+
+WeightPlace WeightIndex(const ConstTensorView& weights, const Channel& c, int64_t t, int64_t n) {
+  const int64_t token = c.place.tokens[static_cast<size_t>(t)];
+  if (weights.rank() == 2) return {{c.place.channel, n}, 2};
+  if (weights.rank() == 3) return {{c.place.batch, n, token}, 3};
+  return {{c.place.batch, c.group, n, token}, 4};
+}
+
+void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const Channel&)>& f) {
+  const int64_t D = in.u.size(1), groups = NumGroups(in);
+  for (const auto& place : scanning::PlacesOf(in.u.size(0), in.u.size(2), D, options)) {
+    Channel c;
+    const int64_t b = place.batch, d = place.channel;
+    c.place = place;
+    c.N = in.A.size(1);
+    c.group = d / (D / groups);
+    c.gated = in.z.present();
+    c.softplus = options.delta_softplus;
+    c.D = in.D.present() ? At(in.D, {d}) : 0;
+    const double bias = in.delta_bias.present() ? At(in.delta_bias, {d}) : 0;
+    c.h.emplace_back();
+    for (int64_t n = 0; n < c.N; ++n) {
+      c.A.push_back(At(in.A, {d, n}));
+      c.h[0].push_back(in.initial.S.present() ? At(in.initial.S, {place.sequence, d, n}) : 0);
+    }
+    for (size_t t = 0; t < place.tokens.size(); ++t) {
+      const int64_t token = place.tokens[t];
+      c.u.push_back(At(in.u, {b, d, token}));
+      c.raw.push_back(At(in.delta, {b, d, token}) + bias);
+      if (c.gated) c.z.push_back(At(in.z, {b, d, token}));
+      for (const auto& [weights, rows] : {std::pair(&in.B, &c.B), {&in.C, &c.C}}) {
+        rows->emplace_back().reserve(static_cast<size_t>(c.N));
+        for (int64_t n = 0; n < c.N; ++n) {
+          const auto index = WeightIndex(*weights, c, static_cast<int64_t>(t), n);
+          rows->back().push_back(WeightAt(*weights, index));
+        }
+      }
+    }
+    Run(c);
+    f(c);
+  }
+}
+
+// The part of the gradients that one channel contributes.
+struct ChannelGradients {
+  std::vector<Doubles> p;                         // [T + 1][N]: gradient of h before the contribution of y_t; p[T] is
+                                                  // given
+  std::vector<Doubles> q;                         // [T][N]: gradient of h after it
+  Doubles d_o, dy, of_input, du, ds, ddelta, dz;  // [T]; of_input: <p, B>
+};
+
+ChannelGradients GradientsOf(const BackwardInputs& in, const Channel& c) {
+  ChannelGradients g;
+  const auto T = static_cast<size_t>(c.T()), N = static_cast<size_t>(c.N);
+  for (Doubles* row : {&g.d_o, &g.dy, &g.of_input, &g.du, &g.ds, &g.ddelta, &g.dz}) {
+    row->assign(T, 0.0);
+  }
+  g.q.assign(T, Doubles(N));
+  g.p.assign(T + 1, Doubles(N));
+  for (size_t n = 0; n < N && in.d_final.S.present(); ++n) {
+    g.p[T][n] = At(in.d_final.S, {c.place.sequence, c.place.channel, static_cast<int64_t>(n)});
+  }
+  for (size_t t = T; t-- > 0;) {
+    const double d_o = At(in.d_o, {c.place.batch, c.place.channel, c.place.tokens[t]});
+    g.d_o[t] = g.dy[t] = d_o;
+    if (c.gated) {
+      const double z = c.z[t], sigmoid = scanning::Sigmoid(z);
+      g.dy[t] = d_o * z * sigmoid;
+      g.dz[t] = d_o * c.y[t] * sigmoid * (1 + z * (1 - sigmoid));
+    }
+    for (size_t n = 0; n < N; ++n) {
+      g.q[t][n] = g.p[t + 1][n] + g.dy[t] * c.C[t][n];
+      g.of_input[t] += g.q[t][n] * c.B[t][n];
+      g.p[t][n] = c.a[t][n] * g.q[t][n];
+      g.ds[t] += g.p[t][n] * c.h[t][n] * c.A[n];
+    }
+    g.du[t] = c.s[t] * g.of_input[t] + c.D * g.dy[t];
+    g.ds[t] += c.u[t] * g.of_input[t];
+    g.ddelta[t] = c.softplus ? g.ds[t] * scanning::Sigmoid(c.raw[t]) : g.ds[t];
+  }
+  return g;
+}
 
 // Bounds the rounding error of a channel, to first order in the unit roundoff u, as a sum of worst cases:
 //
@@ -36,13 +181,13 @@ struct ChannelErrors {
 };
 
 // The error of a h relative to it, from its factor a.
-double DecayError(const ReferenceChannel& c, size_t t, size_t n, double of_s, double u) {
+double DecayError(const Channel& c, size_t t, size_t n, double of_s, double u) {
   const double x = std::abs(c.s[t] * c.A[n]);
   const double relative_s = c.s[t] == 0 ? 0 : of_s / std::abs(c.s[t]);
   return x * (3 * u + relative_s) + 6 * u * std::min(x, 1.0) + 2 * u;
 }
 
-ChannelErrors ErrorsOf(const ReferenceChannel& c, double u) {
+ChannelErrors ErrorsOf(const Channel& c, double u) {
   ChannelErrors e;
   const auto N = static_cast<size_t>(c.N);
   e.h.emplace_back(N, 0.0);
@@ -70,7 +215,7 @@ ChannelErrors ErrorsOf(const ReferenceChannel& c, double u) {
 void Tolerance(const Inputs& in, const Options& options, const Outputs&, const Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.u.dtype());
   mechanism::Clear(tolerance.o);
-  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
+  ForEachChannel(in, options, [&](const Channel& c) {
     const ChannelErrors errors = ErrorsOf(c, e.unit);
     for (size_t t = 0; t < c.u.size(); ++t) {
       double error = errors.y[t];
@@ -103,9 +248,9 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
     mechanism::Clear(*t);
   }
   const double of_channels = (10 + static_cast<double>(in.u.size(1)) / 8) * u;
-  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
+  ForEachChannel(in, options, [&](const Channel& c) {
     const ChannelErrors forward = ErrorsOf(c, u);
-    const ReferenceGradients g = GradientsOf(in, c);
+    const ChannelGradients g = GradientsOf(in, c);
     const auto N = static_cast<size_t>(c.N);
     const int64_t b = c.place.batch, d = c.place.channel;
     const double of_tokens = (131 + static_cast<double>(in.u.dtype() == DType::kF64 ? c.T() / 128 : 1)) * u;

@@ -1,4 +1,4 @@
-// Common parts of the files of SSD: its table and its tolerances.
+// The table of SSD.
 #ifndef HEED_OPS_SSM_SSD_SSD_INTERNAL_H_
 #define HEED_OPS_SSM_SSD_SSD_INTERNAL_H_
 
@@ -24,11 +24,6 @@ inline constexpr Tensors<mechanism::Tensor> kTensors = {
                 .keyword = true},
 };
 inline constexpr States<mechanism::StateTensor> kStates = {.S = {"S", "BHPN"}};
-
-// The tolerance of each output, derived in ssd_reference.cc.
-void Tolerance(const Inputs& in, const Options& options, const Outputs& expected, const Outputs& tolerance);
-void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
-                       const Gradients& tolerance);
 
 }  // namespace heed::ssd
 
