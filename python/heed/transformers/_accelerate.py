@@ -42,7 +42,7 @@ class Left(NamedTuple):
 
 
 class Acceleration:
-    """The changes that `accelerate` made to a model; `undo()`, or the end of a `with` block, reverts them.
+    """The changes that `accelerate` or `unpad` made to a model; `undo()`, or the end of a `with` block, reverts them.
 
     `replaced` lists the calls that run on heed, `left` those that could not be replaced, and `declined`, which grows
     while the model runs, those that heed did not compute for what they were given. Printing it shows all three.
@@ -81,6 +81,11 @@ class Acceleration:
             object.__setattr__(layer, key, types.MethodType(call, layer))
             self._methods.append((weakref.ref(layer), key, call))
 
+    def _decline(self, layer: str, call: str, reason: str) -> None:
+        entry = Left(layer, call, reason)
+        if not torch.compiler.is_compiling() and entry not in self.declined:
+            self.declined.append(entry)
+
     def _dispatch(self, layer: str, name: str, on_heed: Callable, original: Callable) -> Callable:
         """The function that is called in the place of `original`: heed's, or `original` where heed declines."""
 
@@ -92,9 +97,7 @@ class Acceleration:
                 if not isinstance(result, _layers.Declined):
                     return result
                 reason = result.reason
-            entry = Left(layer, name, reason)
-            if not torch.compiler.is_compiling() and entry not in self.declined:
-                self.declined.append(entry)
+            self._decline(layer, name, reason)
             return original(*args, **kwargs)
 
         return call
