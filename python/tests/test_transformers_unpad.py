@@ -28,6 +28,14 @@ FAMILIES = {
 T = 24
 
 
+@pytest.fixture(autouse=True)
+def one_thread():  # the tensors are tiny
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def build(name, kind="Model", **options):
     torch.manual_seed(7)
     model_class = getattr(transformers, name + kind)
@@ -143,7 +151,7 @@ def test_masks_of_pairs_run_as_before(name):
     assert_declines(build(name), x, f"attention_mask has shape [5, 1, {T}, {T}], expected [5, {T}]")
 
 
-@pytest.mark.parametrize("name", ["Bert", "DistilBert", "MPNet", "ModernBert"])
+@pytest.mark.parametrize("name", ["DistilBert", "ModernBert"])
 def test_compiled_models_run_as_before_in_one_graph(name):
     model, x = build(name), inputs()
     with torch.no_grad():
@@ -207,7 +215,7 @@ def test_gradient_checkpointing(name, reentrant):
     model, x = build(name).train(), inputs()
     unpad(model)
     _, gradients = results(model, x)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
     for key, gradient in results(model, x)[1].items():
         assert_near(gradients[key], gradient)
@@ -237,8 +245,9 @@ def test_models_with_heads():
         assert_near(*((before.logits, after.logits) if labels is None else (before.loss, after.loss)))
 
 
-def test_copies_and_pickles_are_plain():
-    model, x = build("MPNet"), inputs()
+@pytest.mark.parametrize("name", ["Bert", "MPNet"])
+def test_copies_and_pickles_are_plain(name):
+    model, x = build(name), inputs()
     with torch.no_grad():
         before = model(**x).last_hidden_state
         unpad(model)
@@ -246,13 +255,14 @@ def test_copies_and_pickles_are_plain():
         torch.save(model, saved)
         saved.seek(0)
         for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(saved, weights_only=False)):
-            assert not any("forward" in module.__dict__ for module in other.modules())
+            for module in other.modules():
+                assert not {"forward", "_create_attention_masks"} & module.__dict__.keys()
             assert torch.equal(other(**x).last_hidden_state, before)
             assert len(unpad(other).replaced) == 3
 
 
 def test_a_second_call_changes_nothing():
-    model, x = build("Bert"), inputs()
+    model = build("Bert")
     first = unpad(model)
     second = unpad(model)
     assert second.replaced == []
@@ -265,7 +275,6 @@ def test_a_second_call_changes_nothing():
     assert not any({"forward", "__reduce_ex__"} & module.__dict__.keys() for module in model.modules())
     assert len(unpad(model).replaced) == 3
     assert "encoder.layer.0.attention.self: forward -> attention (without padding)" in str(first)
-    assert x["attention_mask"].shape == (5, T)
 
 
 def test_other_instances_stay_what_they_were():

@@ -180,11 +180,6 @@ def _layer(original: Callable, first: bool, last: bool) -> Callable:
     return forward
 
 
-def _calls_interface(method: Any) -> bool:
-    plain = inspect.unwrap(method)
-    return inspect.isfunction(plain) and "ALL_ATTENTION_FUNCTIONS" in plain.__code__.co_names
-
-
 class _Change(NamedTuple):
     """A method of a module that becomes another function; None if the code that it would take is hidden."""
 
@@ -192,37 +187,35 @@ class _Change(NamedTuple):
     module: Any
     method: str
     function: Callable | None
+    attention: str = ""  # of attention layers, what runs without padding
 
 
-def _changes_of_layers(report: Acceleration, path: str, layers: nn.ModuleList) -> Iterator[_Change]:
+def _changes_of_layers(path: str, layers: nn.ModuleList) -> Iterator[_Change]:
     for i, layer in enumerate(layers):
         yield _Change(f"{path}.{i}", layer, "forward", _layer(type(layer).forward, i == 0, i == len(layers) - 1))
     for where, module in layers.named_modules(prefix=path):
-        forward = type(module).forward
+        plain = inspect.unwrap(type(module).forward)
         if type(module).__name__ == "MPNetSelfAttention":
-            yield _Change(where, module, "forward", functools.wraps(forward)(_mpnet_attention))
-            report.replaced.append(Replaced(where, "forward", "attention", "linear layers without padding"))
-        elif _calls_interface(forward):
-            table = _Interface(inspect.unwrap(forward).__globals__["ALL_ATTENTION_FUNCTIONS"])
-            yield _Change(where, module, "forward", _rebound(forward, {"ALL_ATTENTION_FUNCTIONS": table}))
-            report.replaced.append(Replaced(where, "forward", "attention", "without padding"))
+            yield _Change(where, module, "forward", _mpnet_attention, "its linear layers without padding")
+        elif inspect.isfunction(plain) and "ALL_ATTENTION_FUNCTIONS" in plain.__code__.co_names:
+            names = {"ALL_ATTENTION_FUNCTIONS": _Interface(plain.__globals__["ALL_ATTENTION_FUNCTIONS"])}
+            yield _Change(where, module, "forward", _rebound(type(module).forward, names), "without padding")
 
 
 def _changes(report: Acceleration, path: str, model: Any, layers: str) -> Iterator[_Change]:
     """The methods of an encoder that change: those that make masks, and those of layers and their attention."""
-    prefix = path and path + "."
+    prefix, where = path and path + ".", path or type(model).__name__
     name = "_create_attention_masks" if hasattr(type(model), "_create_attention_masks") else "forward"
     method = getattr(type(model), name)
-    code, known = inspect.unwrap(method).__code__, inspect.unwrap(method).__globals__
-    called = [mask for mask in (_MASK, _WINDOW_MASK) if mask in code.co_names]
-    masks = {mask: _mask_function(report, path, known[mask], _WINDOW_MASK in called) for mask in called}
-    yield _Change(path, model, name, _rebound(method, masks) if masks else None)
-    if layers == "encoder.layer" and type(model.encoder).__name__ == "MPNetEncoder":
-        where = prefix + "encoder"
+    plain = inspect.unwrap(method)
+    called = [mask for mask in (_MASK, _WINDOW_MASK) if mask in plain.__code__.co_names]
+    masks = {mask: _mask_function(report, where, plain.__globals__[mask], _WINDOW_MASK in called) for mask in called}
+    yield _Change(where, model, name, _rebound(method, masks) if masks else None)
+    encoder = getattr(model, "encoder", None)
+    if type(encoder).__name__ == "MPNetEncoder":
         forward = functools.partial(_mpnet_encoder, functools.partial(report._decline, where))
-        yield _Change(where, model.encoder, "forward", functools.wraps(type(model.encoder).forward)(
-            lambda encoder, *args, **options: forward(encoder, *args, **options)))
-    yield from _changes_of_layers(report, prefix + layers, model.get_submodule(layers))
+        yield _Change(prefix + "encoder", encoder, "forward", forward)
+    yield from _changes_of_layers(prefix + layers, model.get_submodule(layers))
 
 
 def _unpad_encoder(report: Acceleration, path: str, model: Any, layers: str) -> None:
@@ -231,20 +224,19 @@ def _unpad_encoder(report: Acceleration, path: str, model: Any, layers: str) -> 
         value = getattr(model.config, name, None)
         if value:
             raise Unsupported(f"{where} has {name}={value!r}, expected {type(value)()!r}")
-    part = Acceleration(model)
-    part.declined = report.declined
-    changes = list(_changes(part, path, model, layers))
+    changes = list(_changes(report, path, model, layers))
     for change in changes:
         if change.method in change.module.__dict__:
             reason = f"{change.method} has been replaced on this instance already"
             report.left.append(Left(change.path, change.method, reason))
             return
-    if not part.replaced or any(change.function is None for change in changes):
+    if any(change.function is None for change in changes) or not any(change.attention for change in changes):
         version = transformers.__version__
-        raise Unsupported(f"{where} has other code than expected of transformers 5.23, which has version {version}")
-    report.replaced += part.replaced
+        raise Unsupported(f"{where} has other code than that of transformers 5.23; the version is {version}")
     for change in changes:
         report._set(change.module, change.method, change.function)
+        if change.attention:
+            report.replaced.append(Replaced(change.path, "forward", "attention", change.attention))
 
 
 def unpad(model: nn.Module) -> Acceleration:
@@ -253,9 +245,9 @@ def unpad(model: nn.Module) -> Acceleration:
 
     BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet and ModernBERT of Transformers, alone or inside of
     another module: a model with a head, a SentenceTransformer, a CrossEncoder. Linear layers, norms and dropout work on
-    the tokens of all sequences in one row, [1, total, D]; attention is heed's on packed sequences (cu_seqlens), whatever
-    attention implementation the model has. Embeddings, heads and pooling still work on [B, T, D]. Weights stay where
-    they are, and nothing but this instance changes, until `undo()` of what is returned: a report like that of
+    the tokens of all sequences in one row, [1, total, D]. Attention is heed's on packed sequences (cu_seqlens),
+    whatever attention implementation the model has. Embeddings, heads and pooling still work on [B, T, D]. Weights stay
+    where they are, and nothing but this instance changes, until `undo()` of what is returned: a report like that of
     `accelerate`. Copies and pickles of the model are plain.
 
     Results of tokens are the same up to rounding, with padding on the right, on the left or between tokens, and for
