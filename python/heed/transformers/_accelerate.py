@@ -115,7 +115,7 @@ def _reduce_without(name: str, function: Callable, layer: nn.Module, protocol: i
     return make, arguments, state, *rest
 
 
-def _rebound(function: Callable, names: Mapping[str, Callable]) -> Callable | None:
+def _rebound(function: Callable, names: Mapping[str, Any]) -> Callable | None:
     """A function of the same code, for which these global names mean something else; None if a decorator hides it."""
     inner = getattr(function, "__wrapped__", None)
     closure, names_here = function.__closure__, dict(names)

@@ -186,7 +186,7 @@ class _Change(NamedTuple):
     path: str
     module: Any
     method: str
-    function: Callable | None
+    function: Any
     attention: str = ""  # of attention layers, what runs without padding
 
 
