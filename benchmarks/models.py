@@ -6,7 +6,8 @@ first, then both sides are timed in turns.
 
 minilm    64 sentences of Alice, their tokenizer's time added to the program's: beside sentence-transformers where it
           is installed, else the same batches with Transformers; also with heed.transformers in place of PyTorch's
-          attention
+          attention, and without padding (heed.transformers.unpad): in batches sorted by length, as
+          sentence-transformers makes them, and in batches in the order of the text
 llama     8 layers of width 512, 1024 tokens of prompt: the first token behind it, and 128 tokens behind the first
 mamba, rwkv  4 layers of width 512, 32 tokens of prompt: 128 tokens behind the first
 
@@ -44,7 +45,8 @@ FAMILIES = {  # a class, its options, tokens of the prompt
     "mamba": ("MambaForCausalLM", RECURRENT, 32),
     "rwkv": ("RwkvForCausalLM", dict(RECURRENT, context_length=1024, rescale_every=0), 32),
 }
-GOALS = {"minilm/embed": 1.3, "llama/prefill": 1.2, "llama/decode": 2, "mamba/decode": 5, "rwkv/decode": 5}
+GOALS = {"minilm/embed": 1.3, "minilm/unpad": 1.6, "llama/prefill": 1.2, "llama/decode": 2, "mamba/decode": 5,
+         "rwkv/decode": 5}
 
 
 def program(*args, threads):
@@ -73,24 +75,29 @@ class Minilm:
         words = " ".join((ROOT / "data/alice_in_wonderland.txt").read_text(encoding="utf-8").split())
         self.sentences = [s for s in re.findall(r"[A-Z][^.!?]{20,400}[.!?]", words)][:64]
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder)
-        self.encoders = {how: self.encoder(how) for how in ("sdpa", "heed")}
+        self.encoders = {how: self.encoder(how) for how in ("sdpa", "heed", "unpad")}
 
-    def encoder(self, attention):
+    def encoder(self, how):
+        attention = "sdpa" if how == "unpad" else how
         try:
             from sentence_transformers import SentenceTransformer
             model = SentenceTransformer(self.folder, device="cpu", model_kwargs={"attn_implementation": attention})
-            return lambda: model.encode(self.sentences, batch_size=BATCH, convert_to_tensor=True,
-                                        show_progress_bar=False)
+            if how == "unpad":
+                heed.transformers.unpad(model)
+            return lambda sentences: model.encode(sentences, batch_size=BATCH, convert_to_tensor=True,
+                                                  show_progress_bar=False)
         except ImportError:
             pass
         model = transformers.AutoModel.from_pretrained(self.folder, attn_implementation=attention).eval()
+        if how == "unpad":
+            heed.transformers.unpad(model)
 
-        def encode():  # as sentence-transformers does
-            order = sorted(range(len(self.sentences)), key=lambda i: -len(self.sentences[i]))
+        def encode(sentences):  # as sentence-transformers does
+            order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i]))
             vectors = [None] * len(order)
             for begin in range(0, len(order), BATCH):
                 some = order[begin:begin + BATCH]
-                inputs = self.tokenizer([self.sentences[i] for i in some], padding=True, truncation=True,
+                inputs = self.tokenizer([sentences[i] for i in some], padding=True, truncation=True,
                                         max_length=256, return_tensors="pt")
                 states, real = model(**inputs).last_hidden_state, inputs["attention_mask"][..., None]
                 means = torch.nn.functional.normalize((states * real).sum(1) / real.sum(1))
@@ -110,9 +117,18 @@ class Minilm:
         def same(a, b):
             worst = float(torch.nn.functional.cosine_similarity(a.double(), b.double()).min())
             return worst > 0.999999, f"a cosine of {worst}"
-        theirs = lambda: clocked(self.encoders["sdpa"])  # noqa: E731
-        yield "minilm/embed", self.ours, theirs, same
-        yield "minilm/heed.transformers", lambda: clocked(self.encoders["heed"]), theirs, same
+
+        def side(how):
+            return lambda: clocked(lambda: self.encoders[how](self.sentences))
+
+        def unsorted(how):
+            batches = [self.sentences[i:i + BATCH] for i in range(0, len(self.sentences), BATCH)]
+            return lambda: clocked(lambda: torch.cat([self.encoders[how](batch) for batch in batches]))
+
+        yield "minilm/embed", self.ours, side("sdpa"), same
+        yield "minilm/heed.transformers", side("heed"), side("sdpa"), same
+        yield "minilm/unpad", side("unpad"), side("sdpa"), same
+        yield "minilm/unpad_unsorted", unsorted("unpad"), unsorted("sdpa"), same
 
 
 class Generator:
@@ -183,7 +199,8 @@ def main():
         makers = [lambda: Minilm(Path(work), options.threads)]
         makers += [lambda family=family: Generator(family, Path(work), options.threads) for family in FAMILIES]
         for make, first in zip(makers, ["minilm", *FAMILIES]):
-            if not re.search(options.filter, f"{first}/embed {first}/heed.transformers {first}/prefill {first}/decode"):
+            lines = ("embed", "heed.transformers", "unpad", "unpad_unsorted", "prefill", "decode")
+            if not re.search(options.filter, " ".join(f"{first}/{line}" for line in lines)):
                 continue
             for name, ours, theirs, same in make().lines():
                 if not re.search(options.filter, name):

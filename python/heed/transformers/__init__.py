@@ -1,11 +1,12 @@
 # The package heed.transformers: models of Transformers on heed's attention and recurrences.
-"""heed in models of Transformers: as their attention implementation, and in the place of their recurrences.
+"""heed in models of Transformers: their attention, their recurrences, and their encoders without padding.
 
     import heed.transformers
     heed.transformers.register()
     model = AutoModel.from_pretrained(..., attn_implementation="heed")
 
     heed.transformers.accelerate(model)  # Mamba, gated DeltaNet, RWKV, xLSTM, ...
+    heed.transformers.unpad(model)  # BERT and other encoders without the rows of their padding
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import transformers
 
 from heed import Unsupported
 from heed.transformers._accelerate import Acceleration, accelerate
+from heed.transformers._unpad import unpad
 
-__all__ = ["Acceleration", "accelerate", "register"]
+__all__ = ["Acceleration", "accelerate", "register", "unpad"]
 
 
 def register() -> None:

@@ -42,7 +42,7 @@ class Left(NamedTuple):
 
 
 class Acceleration:
-    """The changes that `accelerate` made to a model; `undo()`, or the end of a `with` block, reverts them.
+    """The changes that `accelerate` or `unpad` made to a model; `undo()`, or the end of a `with` block, reverts them.
 
     `replaced` lists the calls that run on heed, `left` those that could not be replaced, and `declined`, which grows
     while the model runs, those that heed did not compute for what they were given. Printing it shows all three.
@@ -81,6 +81,11 @@ class Acceleration:
             object.__setattr__(layer, key, types.MethodType(call, layer))
             self._methods.append((weakref.ref(layer), key, call))
 
+    def _decline(self, layer: str, call: str, reason: str) -> None:
+        entry = Left(layer, call, reason)
+        if not torch.compiler.is_compiling() and entry not in self.declined:
+            self.declined.append(entry)
+
     def _dispatch(self, layer: str, name: str, on_heed: Callable, original: Callable) -> Callable:
         """The function that is called in the place of `original`: heed's, or `original` where heed declines."""
 
@@ -92,9 +97,7 @@ class Acceleration:
                 if not isinstance(result, _layers.Declined):
                     return result
                 reason = result.reason
-            entry = Left(layer, name, reason)
-            if not torch.compiler.is_compiling() and entry not in self.declined:
-                self.declined.append(entry)
+            self._decline(layer, name, reason)
             return original(*args, **kwargs)
 
         return call
@@ -105,14 +108,14 @@ def _is_bound(method: Any, function: Callable) -> bool:
 
 
 def _reduce_without(name: str, function: Callable, layer: nn.Module, protocol: int) -> tuple[Any, ...]:
-    """__reduce__ of a layer for copy and pickle: class and attributes without those that `accelerate` has set."""
+    """__reduce__ of a layer for copy and pickle: class and attributes without those that a report has set."""
     make, arguments, state, *rest = type(layer).__reduce_ex__(layer, protocol)
     state = {key: value for key, value in state.items()
              if key != "__reduce_ex__" and not (key == name and _is_bound(value, function))}
     return make, arguments, state, *rest
 
 
-def _rebound(function: Callable, names: Mapping[str, Callable]) -> Callable | None:
+def _rebound(function: Callable, names: Mapping[str, Any]) -> Callable | None:
     """A function of the same code, for which these global names mean something else; None if a decorator hides it."""
     inner = getattr(function, "__wrapped__", None)
     closure, names_here = function.__closure__, dict(names)
