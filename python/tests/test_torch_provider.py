@@ -258,11 +258,11 @@ def test_rows_without_keys_and_empty_tensors():
             assert o.shape == shape and lse.shape == shape[:3]
 
 
-def test_samples_of_pytorch_s_own_tests():
-    if importlib.util.find_spec("expecttest") is None:  # their base class, which no sample needs
+def test_samples_of_pytorch_s_own_tests(monkeypatch):
+    if importlib.util.find_spec("expecttest") is None:  # it has the base class of tests, which no sample needs
         stub = types.ModuleType("expecttest")
         stub.TestCase = unittest.TestCase
-        sys.modules["expecttest"] = stub
+        monkeypatch.setitem(sys.modules, "expecttest", stub)
     methods = pytest.importorskip("torch.testing._internal.common_methods_invocations")
     (op,) = (x for x in methods.op_db if x.name == "nn.functional.scaled_dot_product_attention")
 
@@ -280,7 +280,8 @@ def test_samples_of_pytorch_s_own_tests():
         samples = list(op.sample_inputs("cpu", dtype, requires_grad=True))
         for sample in samples:
             drops = sample.kwargs.get("dropout_p", 0) > 0
-            expected, exact = run(sample, dtype), run(sample, torch.float64)
+            expected = run(sample, dtype)
+            exact = expected if dtype == torch.float64 else run(sample, torch.float64)
             for name in ran:
                 with provider(name):
                     got = run(sample, dtype)

@@ -90,9 +90,7 @@ def _options(dropout_p: float, is_causal: bool, attn_mask: Tensor | None, scale:
 
 
 def _named(name: str, kernel: Callable[..., None]) -> Callable[..., None]:
-    """The kernel, or if a profiler runs one that it sees by this name, inside of PyTorch's operator."""
-    if not _is_profiling():
-        return kernel
+    """The kernel in a range of the profiler, inside of that of PyTorch's operator."""
 
     def run(*arguments: Any) -> None:
         with _C._profiler._RecordFunctionFast(name):
@@ -113,7 +111,8 @@ def _forward(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=Non
         lse = _empty_strided((batch, heads, rows), (heads * rows, 1, heads), _LSE_DTYPE[dtype])
         if attn_mask is not None or is_causal or dropout_p or _is_profiling():
             options = _options(dropout_p, is_causal, attn_mask, scale)
-            _named("heed::attention", _attention)(query, key, value, o, lse, *options)
+            kernel = _named("heed::attention", _attention) if _is_profiling() else _attention
+            kernel(query, key, value, o, lse, *options)
             if attn_mask is not None:
                 lse.masked_fill_(lse == -torch.inf, 0)  # as PyTorch's kernel has it for a row without keys
         else:
@@ -124,20 +123,19 @@ def _forward(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=Non
     return o, lse
 
 
-def _new_gradient(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _new_gradient(x: Tensor) -> Tensor:
     """[B, H, T, D] in the memory of [B, T, H, D]: the layout of PyTorch's gradients."""
-    batch, heads, rows, width = shape
+    batch, heads, rows, width = x.shape
     step = heads * width
-    return _empty_strided((batch, heads, rows, width), (rows * step, width, step, 1), dtype)
+    return _empty_strided((batch, heads, rows, width), (rows * step, width, step, 1), x.dtype)
 
 
 def _backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None):
     try:
-        dtype = query.dtype
-        dq, dk, dv = (_new_gradient(x.shape, dtype) for x in (query, key, value))
+        dq, dk, dv = _new_gradient(query), _new_gradient(key), _new_gradient(value)
         options = _options(dropout_p, is_causal, attn_mask, scale)
-        _named("heed::attention_backward", _attention_backward)(
-            grad_out, None, query, key, value, out, logsumexp, dq, dk, dv, *_NO_GRADIENTS, *options)
+        kernel = _named("heed::attention_backward", _attention_backward) if _is_profiling() else _attention_backward
+        kernel(grad_out, None, query, key, value, out, logsumexp, dq, dk, dv, *_NO_GRADIENTS, *options)
     except _DECLINES as error:
         return _pass_on(_BACKWARD, error, grad_out, query, key, value, out, logsumexp, dropout_p, is_causal,
                         attn_mask=attn_mask, scale=scale)
