@@ -45,7 +45,7 @@ _empty_strided = getattr(getattr(_C._dynamo, "guards", None), "_empty_strided_cp
 
 
 class _Stats:
-    """What happened since the last activation."""
+    """Counts of calls since the last activation."""
 
     def __init__(self) -> None:
         self.forward = self.backward = self.widened = 0
@@ -90,7 +90,7 @@ def _options(dropout_p: float, is_causal: bool, attn_mask: Tensor | None, scale:
 
 
 def _named(name: str, kernel: Callable[..., None]) -> Callable[..., None]:
-    """The kernel in a range of the profiler, inside of that of PyTorch's operator."""
+    """The kernel in a range of the profiler, inside the range of PyTorch's operator."""
 
     def run(*arguments: Any) -> None:
         with _C._profiler._RecordFunctionFast(name):
@@ -233,7 +233,7 @@ if _has_registry:
 
 
 def provider_stats() -> dict[str, Any]:
-    """What heed computed for PyTorch since torch.nn.attention.activate_flash_attention_impl("heed") was last called.
+    """Returns the numbers of calls that heed took from PyTorch since "heed" or "heed-wide" was last activated.
 
     A dict: `forward` and `backward`, the numbers of calls of PyTorch's operators that ran on heed; `widened`, the calls
     that ran on heed instead of PyTorch's math path, for "heed-wide" alone; `declined`, a dict with the number of calls
