@@ -5,9 +5,12 @@ in turns in one process, as compare_torch.py does; printed is PyTorch's time ove
 
 heed is called as PyTorch is, [B, H, T, D] in and out: heed.torch.scaled_dot_product_attention, and heed.torch.attention
 where a window or lengths are told. `call` lines time [1, 1, 1, 64] in microseconds: their ratio is the difference.
+`provider` lines time torch.nn.functional.scaled_dot_product_attention on both sides, with
+torch.nn.attention.activate_flash_attention_impl("heed") and without it.
 
 Usage: torch_operators.py [FILTER] [--json] [--threads 1,2] [--rounds 7]
 Example: torch_operators.py 'train/.*causal.*f32.*threads:1'
+Example: torch_operators.py provider
 """
 
 import argparse
@@ -41,6 +44,10 @@ def lines(threads):
         for keys in (4096, 32768):
             for h, kv in ((8, 8), (32, 4)):
                 found.append(("decode", dtype, dict(b=1, h=h, kv=kv, n=1, keys=keys, d=128, kind="full")))
+    for run in ("provider/forward", "provider/train"):
+        for b, h, n, d in SHAPES:
+            for kind in ("full", "causal"):
+                found.append((run, "f32", dict(b=b, h=h, n=n, d=d, kind=kind)))
     named = []
     for run, dtype, p in found:
         size = f"B{p['b']}H{p['h']}" + (f"on{p['kv']}" if "kv" in p else "") + f"N{p.get('keys', p['n'])}D{p['d']}"
@@ -68,33 +75,61 @@ def measure(torch, heed, line, rounds):
     torch.set_num_threads(threads)
     dtypes = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
     q, k, v, do, mask = problem(torch, dtypes[dtype], **sizes)
-    leaves = [x.requires_grad_(run == "train") for x in (q, k, v)]
+    trains = run.endswith("train")
+    leaves = [x.requires_grad_(trains) for x in (q, k, v)]
     options = dict(attn_mask=mask, is_causal=sizes["kind"] == "causal", enable_gqa="kv" in sizes)
 
     def call(function):
-        if run != "train":
+        if not trains:
             with torch.no_grad():
                 return (function(q, k, v, **options),)
         o = function(q, k, v, **options)
         return (o, *torch.autograd.grad(o, leaves, do))
 
-    ours = lambda: call(heed.torch.scaled_dot_product_attention)  # noqa: E731
     theirs = lambda: call(torch.nn.functional.scaled_dot_product_attention)  # noqa: E731
-    pairs = [(a.detach().double(), b.detach().double()) for a, b in zip(ours(), theirs())]
+    if run.startswith("provider"):
+        ours, switch = theirs, Switch(torch)
+    else:
+        ours, switch = lambda: call(heed.torch.scaled_dot_product_attention), lambda: None
+    results = []
+    for side in (ours, theirs):
+        results.append([x.detach().double() for x in side()])
+        switch()
+    pairs = list(zip(*results))
     errors = [float((a - b).abs().max() / b.abs().max()) for a, b in pairs]
     if not max(errors) <= TOLERANCE[dtype]:
         raise SystemExit(f"{name}: not timed: the sides differ by {max(errors):.1e}, "
                          f"expected at most {TOLERANCE[dtype]:.0e}")
-    return turns.timed(name, ours, theirs, threads, rounds, max(errors), max(errors))
+    try:
+        return turns.timed(name, ours, theirs, threads, rounds, max(errors), max(errors), switch=switch)
+    finally:
+        torch.nn.attention.restore_flash_attention_impl(_raise_warn=False)
 
 
-def call_costs(torch, heed, rounds):
+class Switch:
+    """heed below PyTorch's operator: on from the beginning, then off and on again with each call."""
+
+    def __init__(self, torch):
+        self.attention, self.on = torch.nn.attention, False
+        self()
+
+    def __call__(self):
+        self.on = not self.on
+        if self.on:
+            self.attention.activate_flash_attention_impl("heed")
+        else:
+            self.attention.restore_flash_attention_impl()
+
+
+def call_costs(torch, heed, rounds, pattern):
     """Microseconds of a call on [1, 1, 1, 64], of both sides in turns: (name, heed's, PyTorch's, difference)."""
     torch.set_num_threads(1)
     q, k, v, do = (torch.randn(1, 1, 1, 64) for _ in range(4))
     functional = torch.nn.functional.scaled_dot_product_attention
-    sides = {"heed.torch.attention": heed.torch.attention,
-             "heed.torch.scaled_dot_product_attention": heed.torch.scaled_dot_product_attention}
+    # The function and the goals of a call and of a training step in microseconds.
+    sides = {"heed.torch.attention": (heed.torch.attention, 8, 40),
+             "heed.torch.scaled_dot_product_attention": (heed.torch.scaled_dot_product_attention, 8, 40),
+             "provider": (functional, 4, 4)}
 
     def microseconds(call, count=2000):
         begin = time.perf_counter()
@@ -107,17 +142,28 @@ def call_costs(torch, heed, rounds):
         q.grad = k.grad = v.grad = None
 
     rows = []
-    for name, function in sides.items():
-        for train in (False, True):
+    for name, (function, *goals) in sides.items():
+        for train, goal in zip((False, True), goals):
+            row = f"call/{name}/{'train' if train else 'forward'}"
+            if not re.search(pattern, row):
+                continue
             for x in (q, k, v):
                 x.requires_grad_(train)
             ours = (lambda f=function: trained(f)) if train else (lambda f=function: f(q, k, v))
             theirs = (lambda: trained(functional)) if train else (lambda: functional(q, k, v))
-            microseconds(ours, 200), microseconds(theirs, 200)
-            pairs = [(microseconds(ours), microseconds(theirs)) for _ in range(rounds)]
+            switch = Switch(torch) if name == "provider" else lambda: None
+
+            def turn(call, count=2000, switch=switch):
+                taken = microseconds(call, count)
+                switch()
+                return taken
+
+            turn(ours, 200), turn(theirs, 200)
+            pairs = [(turn(ours), turn(theirs)) for _ in range(rounds)]
+            torch.nn.attention.restore_flash_attention_impl(_raise_warn=False)
             a, b = (statistics.median(side) for side in zip(*pairs))
-            rows.append({"name": f"call/{name}/{'train' if train else 'forward'}", "heed_microseconds": a,
-                         "torch_microseconds": b, "difference": a - b, "goal": 40 if train else 8})
+            rows.append({"name": row, "heed_microseconds": a, "torch_microseconds": b, "difference": a - b,
+                         "goal": goal})
     return rows
 
 
@@ -135,7 +181,7 @@ def main():
     chosen = [x for x in lines([int(word) for word in options.threads.split(",")]) if re.search(options.filter, x[0])]
     if not options.json:
         print(f"{turns.cpu_name()}, heed {heed.__version__}, PyTorch {torch.__version__}", flush=True)
-    calls = call_costs(torch, heed, options.rounds) if re.search(options.filter, "call/") else []
+    calls = call_costs(torch, heed, options.rounds, options.filter)
     for row in calls if not options.json else ():
         print(f"{row['name']:<56} {row['heed_microseconds']:6.1f} us, PyTorch {row['torch_microseconds']:6.1f} us, "
               f"difference {row['difference']:5.1f} (goal {row['goal']})", flush=True)

@@ -32,16 +32,23 @@ def clean_sample(call, threads, clock, tries=12):
     return None
 
 
-def timed(name, ours, theirs, threads, rounds, our_error, their_error, clock=time.thread_time):
-    """Both in turns: a dict of one line."""
-    seconds = max(sample(call, threads, clock)[0] for call in (ours, theirs))
+def timed(name, ours, theirs, threads, rounds, our_error, their_error, clock=time.thread_time, switch=None):
+    """Both in turns: a dict of one line. `switch`, a function of no arguments, is called after each side, untimed."""
+    switch = switch or (lambda: None)
+
+    def turn(call, take):
+        taken = take(call, threads, clock)
+        switch()
+        return taken
+
+    seconds = max(turn(call, sample)[0] for call in (ours, theirs))
     if seconds > LONG_SECONDS:
         rounds = min(rounds, 3)
     elif seconds < SHORT_SECONDS:
         rounds = 2 * rounds + 1
     pairs, rejected = [], 0
     for _ in range(rounds):
-        a, b = (clean_sample(call, threads, clock) for call in (ours, theirs))
+        a, b = (turn(call, clean_sample) for call in (ours, theirs))
         if a is None or b is None:
             rejected += 1
         else:

@@ -24,6 +24,7 @@ from heed.torch._mechanisms import functions as _of_mechanisms
 from heed.torch._merge_linear import merge_linear
 from heed.torch._multihead import MultiheadAttention
 from heed.torch._nsa import nsa
+from heed.torch._provider import provider_stats
 from heed.torch._sdpa import replace_sdpa, scaled_dot_product_attention
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "nsa",
     "orthogonal_features",
     "pattern_from_block_mask",
+    "provider_stats",
     "replace_sdpa",
     "rotary",
     "s4d_kernel",
