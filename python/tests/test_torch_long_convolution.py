@@ -98,9 +98,8 @@ def test_gradients_autocast_and_errors():
     rounded = {key: x.bfloat16() if x.dim() > 2 else x for key, x in values.items()}
     assert torch.equal(o, run(**rounded)) and o.dtype == torch.bfloat16
     values["kernel"].requires_grad_()
-    (gradient,) = torch.autograd.grad(run(**values).sum(), values["kernel"], create_graph=True)
-    with pytest.raises(heed.Unsupported, match="long_convolution: a second derivative"):
-        gradient.sum().backward()
+    (gradient,) = torch.autograd.grad(run(**values).sum(), values["kernel"])
+    assert gradient.shape == values["kernel"].shape
     with torch.no_grad():
         assert not run(**values).requires_grad
     with pytest.raises(heed.InvalidArgument, match=r"long_convolution: lengths\[0\] is 22, expected 0 to T = 21"):

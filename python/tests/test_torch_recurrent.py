@@ -71,13 +71,11 @@ def test_gradcheck_with_states(name, options):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_only_what_needs_a_gradient_gets_one_and_there_is_no_second(name):
+def test_only_what_needs_a_gradient_gets_one(name):
     values = arguments(name)
     q = values[DESCRIPTIONS[name]["query"]].requires_grad_()
-    o = run(name, values)
-    (dq,) = torch.autograd.grad(o.sum(), q, create_graph=True)
-    with pytest.raises(heed.Unsupported, match=f"{name}: a second derivative"):
-        dq.sum().backward()
+    (dq,) = torch.autograd.grad(run(name, values).sum(), q)
+    assert dq.shape == q.shape
     with torch.no_grad():
         assert not run(name, values).requires_grad
 

@@ -62,14 +62,13 @@ def test_gradcheck_with_states(name, options):
 
 
 @each
-def test_only_what_needs_a_gradient_gets_one_and_there_is_no_second(name):
+def test_only_what_needs_a_gradient_gets_one(name):
     values, initial = tensors(name)
     last = list(values)[-1]
     values[last].requires_grad_()
     o, state = function(name)(**values, initial_state=initial, return_state=True)
-    (gradient,) = torch.autograd.grad(o.sum(), values[last], create_graph=True)
-    with pytest.raises(heed.Unsupported, match=f"{name}: a second derivative"):
-        gradient.sum().backward()
+    (gradient,) = torch.autograd.grad(o.sum(), values[last])
+    assert gradient.shape == values[last].shape
     state = function(name)(**values, initial_state=of_each(torch.Tensor.requires_grad_, initial), return_state=True)[1]
     last = arrays_of(initial)[-1]
     (gradient,) = torch.autograd.grad(arrays_of(state)[-1].sum(), last)  # o has no gradient

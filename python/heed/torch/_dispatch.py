@@ -185,6 +185,11 @@ def _needs_gradient(arguments: tuple[Any, ...]) -> bool:
     return (_is_grad_enabled() and _any_requires_grad(*arguments)) or _forward_ad._current_level >= 0
 
 
+def in_forward_mode() -> bool:
+    """Returns whether derivatives of forward mode are asked for, of whatever tensors."""
+    return _forward_ad._current_level >= 0
+
+
 def pattern_key(pattern: Any) -> str:
     """The string that represents a pattern of heed.patterns in a schema."""
     return _core._pattern_key(pattern)
@@ -201,8 +206,11 @@ def _recorded(
     class Recorded(torch.autograd.function._SingleLevelFunction):
         @staticmethod
         def forward(ctx, keyset, *arguments):
-            with _C._AutoDispatchBelowAutograd():
-                results = _below_autograd(operator, kernel, keyset, arguments)
+            if _is_plain.get(keyset.raw_repr()):
+                results = kernel(*arguments)
+            else:  # an outer level of torch.func records the call too, although PyTorch disables gradients in here
+                with torch.enable_grad(), _forward_ad._set_fwd_grad_enabled(True), _C._AutoDispatchBelowAutograd():
+                    results = _below_autograd(operator, kernel, keyset, arguments)
             if isinstance(results, list):
                 results = tuple(results)
             if constant:
@@ -231,7 +239,9 @@ def _recorded(
         def jvp(ctx, _, *of_arguments):
             if tangents is None:
                 raise Unsupported(f"{public}: a forward derivative was asked for, which heed does not have")
-            kept = [other if x is None else x for x, other in zip(ctx.saved_tensors, ctx.others)]
+            # Without their tangents at this level, which the call in `tangents` would meet again.
+            saved = [x if x is None else _forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors]
+            kept = [other if x is None else x for x, other in zip(saved, ctx.others)]
             return tangents(of_arguments, *kept)
 
     return Recorded

@@ -89,7 +89,7 @@ class _Mechanism:
         more = [f"initial_{state.name}" for state in self.states[1:]]
         self.options = {key: value for key, (_, value) in options.items() if key not in more}
         self.defaults = (*(None for _ in self.inputs), *(_default(value) for _, value in options.values()))
-        arguments = (*self.inputs, *options)
+        self.names = arguments = (*self.inputs, *options)
         self.bounds = arguments.index("cu_seqlens")
         differentiable = [state for state in self.states if state.has_gradient]
         self.differentiable = (
@@ -103,11 +103,12 @@ class _Mechanism:
         incoming = ", ".join(["Tensor grad_o", *(f"Tensor? grad_{state.name}" for state in differentiable)])
         self.backward_operator = _dispatch.define(
             f"{name}_backward", f"({incoming}, bool[] needed, {rest}) -> Tensor[]", self.backward, self.fake_backward,
-            on_gpus=True,
+            gradients=self.differentiate_twice, on_gpus=True,
         )
         returns = f"({', '.join(['Tensor'] * (1 + len(self.states)))})" if self.states else "Tensor"
         self.operator = _dispatch.define(
-            name, f"({rest}) -> {returns}", self.forward, self.results, gradients=self.differentiate, on_gpus=True
+            name, f"({rest}) -> {returns}", self.forward, self.results, gradients=self.differentiate,
+            tangents=self.tangents, on_gpus=True
         )
 
     def complete(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -194,8 +195,21 @@ class _Mechanism:
         if grad_o is None:
             grad_o = self.new_output(arguments[self.output]).zero_()
         of_states = [x if x is not None and x.dim() > 1 else None for x in of_states]
-        found = self.backward_operator(grad_o, *of_states, wanted, *arguments)
+        if _dispatch.in_forward_mode():
+            from heed.torch import _second_derivatives
+            given = (grad_o, *of_states, wanted, *self.complete(arguments))
+            found = _second_derivatives.Gradients(self, given)(*given)
+        else:
+            found = self.backward_operator(grad_o, *of_states, wanted, *arguments)
         return dict(zip((i for i, want in zip(self.differentiable, wanted) if want), found))
+
+    def differentiate_twice(self, needed: tuple[bool, ...], of_results: Any, *arguments: Any) -> dict[int, Any]:
+        from heed.torch import _second_derivatives
+        return _second_derivatives.of_gradients(self, needed, of_results, arguments)
+
+    def tangents(self, of_arguments: Sequence[Any], *arguments: Any) -> Any:
+        from heed.torch import _second_derivatives
+        return _second_derivatives.tangents(self, of_arguments, arguments)
 
     def initial_states(self, given: Any) -> tuple[Any, ...]:
         """All initial states, from an array, a tuple of some of them, or None; a missing one is None."""
@@ -264,7 +278,13 @@ class _Mechanism:
         dtype = _dispatch.autocast_dtype(tensors[self.output])
         if dtype is not None:
             tensors = self.to_autocast(tensors, dtype)
-        results = _dispatch.call(self.name, self.operator, *tensors, *(self.rest(options) if options else ()))
+        rest = self.rest(options) if options else ()
+        if _dispatch.in_forward_mode():
+            from heed.torch import _second_derivatives
+            self.check_ranks((*tensors, *rest))
+            results = _second_derivatives.results(self, (*tensors, *rest))
+        else:
+            results = _dispatch.call(self.name, self.operator, *tensors, *rest)
         if not self.states:
             return results
         o, *states = results

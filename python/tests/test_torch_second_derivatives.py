@@ -1,0 +1,208 @@
+# Second derivatives and forward mode of heed.torch's mechanisms: compositions against kernels, PyTorch's numerical checks.
+import itertools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import heed.torch  # noqa: E402
+from heed import _core  # noqa: E402
+from heed.torch import _second_derivatives  # noqa: E402
+from heed.torch._mechanisms import mechanisms  # noqa: E402
+
+SIZES = {"B": 2, "T": 5, "H": 1, "HV": 2, "K": 2, "V": 3, "R": 3, "C": 7, "M": 4, "D": 2, "n": 2, "P": 3, "G": 1, "N": 2,
+         "W": 3, "L": 3, "d": 2, "2": 2}
+OWN = {"rwkv4": {"C": 3}, "ssd": {"H": 2}}
+SEQUENCES = {
+    "whole": {}, "one empty": {"lengths": [5, 0], "starts": [2, 0]}, "reverse": {"reverse": True},
+    "reverse, starts": {"reverse": True, "lengths": [4, 3], "starts": [1, 2]}, "packed": {"cu_seqlens": [0, 3, 3, 5]},
+}
+# Settings with equations of their own.
+SETTINGS = {
+    "linear_attention": [{"feature_map": x} for x in ("elu1", "relu_sq", "exp", "softmax")] + [
+        {"feature_map": "identity", "normalize": False}, {"causal": False}],
+    "based": [{}, {"normalize": False}], "s4d": [{}, {"discretization": "bilinear"}],
+    "performer": [{"causal": x, "kernel": y} for x in (True, False) for y in ("softmax", "relu")],
+    "ssd": [{}, {"dt_softplus": True}, {"dt_limit": [0.2, 0.4]}], "selective_scan": [{}, {"delta_softplus": True}],
+    "causal_conv1d": [{}, {"activation": "silu"}],
+}
+NAMES = sorted(mechanisms)
+
+
+def tensor(name, argument, shape):
+    x = torch.randn(shape, dtype=torch.float64)
+    if argument in _core._mechanisms[name]["masks"]:
+        return x < 0.7
+    if argument.startswith("log_decay"):
+        return -0.3 * x.exp()
+    if argument in ("dt", "delta", "dt_bias", "delta_bias"):
+        return 0.2 * x.abs() + 0.1
+    if argument in ("beta", "erase", "write"):
+        return x.sigmoid()
+    if argument.startswith("log_"):
+        return 0.3 * x - 1
+    if argument == "A":
+        return -x.abs() - 0.3
+    if name == "rwkv7" and argument in "ab":
+        return 0.4 * x
+    return x / x.norm(dim=-1, keepdim=True) if argument == "k" and "beta" in mechanisms[name].inputs else x
+
+
+def call(name, with_states=False, sizes=(), **options):
+    """The arguments of a mechanism's operator, by name."""
+    torch.manual_seed(1)
+    mechanism, of = mechanisms[name], _core._mechanisms[name]
+    sizes = SIZES | OWN.get(name, {}) | dict(sizes) | ({"B": 1} if "cu_seqlens" in options else {})
+    inputs = [tensor(name, x, [sizes[axis] for axis in of["axes"][x].split("|")[0].replace("W - 1", "w").split(", ")])
+              for x in mechanism.inputs]
+    arguments = dict(zip(mechanism.names, mechanism.complete(tuple(inputs))))
+    arguments |= {key: torch.tensor(x) if key in ("lengths", "starts", "cu_seqlens") else x
+                  for key, x in options.items() if key in arguments}
+    if with_states:
+        _, *states = mechanism.new_results(tuple(arguments.values()))
+        for state, like in zip(mechanism.states, states):
+            x = torch.randn(like.shape, dtype=torch.float64)
+            x = x.abs() + 1.5 if state.name in ("z", "den") else x
+            arguments[f"initial_{state.name}"] = x if like.dim() > 1 else None
+    return arguments
+
+
+def cases(name):
+    mechanism = mechanisms[name]
+    for (title, options), own in itertools.product(SEQUENCES.items(), SETTINGS.get(name, [{}])):
+        if "reverse" in options and "reverse" not in mechanism.options:
+            continue
+        causal = own.get("causal", mechanism.settings.get("causal", True))
+        for with_states in (False, True) if mechanism.states and causal else (False,):
+            yield f"{title} {own} {'with' if with_states else 'without'} states", call(
+                name, with_states, **own, **options)
+
+
+def of_results(mechanism, results, o_alone=False):
+    """What gradients arrive at."""
+    results = results if isinstance(results, tuple) else (results,)
+    results = results[: 1 if o_alone else None]
+    return [x for i, x in enumerate(results)
+            if i == 0 or (x is not None and x.dim() > 1 and mechanism.states[i - 1].has_gradient)]
+
+
+def function_of(name, arguments):
+    """The operator as a function of its differentiable tensors, and these. Final states that are relative to a maximum
+    are left out: it counts as a constant, which a numerical derivative does not know."""
+    mechanism = mechanisms[name]
+    names = [mechanism.names[i] for i in mechanism.differentiable]
+    names = [x for x in names if arguments[x] is not None]
+
+    keywords = {x: arguments[x] for x in mechanism.options if x != "initial_state"}
+    states = [f"initial_{state.name}" for state in mechanism.states]
+    returns_state = bool(states) and arguments.get("causal", True)
+
+    def function(*tensors):
+        given = arguments | dict(zip(names, tensors))
+        options = keywords | {x: given[x] for x in mechanism.inputs[mechanism.positional:]}
+        initial = [given[x] for x in states if given[x] is not None]
+        if returns_state:
+            options |= {"return_state": True, "initial_state": initial[0] if len(initial) == 1 else initial or None}
+        results = mechanism.call([given[x] for x in mechanism.inputs[: mechanism.positional]], options)
+        o, state = results if returns_state else (results, ())
+        results = (o, *(state if isinstance(state, tuple) else (state,)))
+        return tuple(of_results(mechanism, results, mechanism.has_exponent))
+
+    return function, [arguments[x].clone().requires_grad_() for x in names]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compositions_are_what_kernels_compute(name):
+    """o, the final states and all gradients, in every way that sequences are given and with every setting."""
+    mechanism = mechanisms[name]
+    for title, arguments in cases(name):
+        values = list(arguments.values())
+        results = mechanism.forward(*values)
+        composed = _second_derivatives._composed(mechanism, arguments)
+        for x, y in zip(of_results(mechanism, results), of_results(mechanism, composed), strict=True):
+            torch.testing.assert_close(y, x, atol=1e-10, rtol=1e-10, msg=title)
+        incoming = [torch.randn_like(x) for x in of_results(mechanism, results)]
+        incoming += [None] * (mechanism.num_incoming - len(incoming))
+        needed = [values[i] is not None for i in mechanism.differentiable]
+        expected = mechanism.backward(*incoming, needed, *values)
+        found = _second_derivatives.Gradients(mechanism, [*incoming, needed, *values])(*incoming, needed, *values)
+        for x, y in zip(expected, found, strict=True):
+            torch.testing.assert_close(y, x, atol=1e-9, rtol=1e-9, msg=title)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("options", [{}, {"lengths": [3, 2], "reverse": True}], ids=str)
+def test_gradgradcheck_and_forward_mode(name, options):
+    with_states = bool(mechanisms[name].states) and name != "performer"
+    own = {"causal": True} if name == "performer" else {}
+    sizes = {"T": 3, "d": 1, "D": 1} if name == "h3" else {"T": 3}
+    function, tensors = function_of(name, call(name, with_states, sizes, **own, **options))
+    assert torch.autograd.gradgradcheck(function, tensors, atol=1e-6, rtol=1e-4, fast_mode=True)
+    assert torch.autograd.gradcheck(function, tensors, atol=1e-6, rtol=1e-4, fast_mode=True, check_forward_ad=True,
+                                    check_backward_ad=False)
+
+
+@pytest.mark.parametrize("name", ["gla", "rwkv7", "hgrn"])
+def test_recurrences_of_compositions_have_all_derivatives(name):
+    """The equations hold for calls that compositions make: one head per value head, a scale of 1."""
+    arguments = call(name, True, {"T": 3, "H": 1, "HV": 1, "B": 1})
+    if "scale" in arguments:
+        arguments["scale"] = 1.0
+    assert _second_derivatives._is_plain(mechanisms[name], arguments)
+    function, tensors = function_of(name, arguments)
+    assert torch.autograd.gradgradcheck(function, tensors, atol=1e-6, rtol=1e-4)
+
+    if name == "rwkv7":  # minutes
+        return
+
+    def gradients(*tensors):
+        results = function(*tensors)
+        return torch.autograd.grad(sum(x.square().sum() for x in results), tensors, create_graph=True)
+
+    assert torch.autograd.gradgradcheck(gradients, tensors, atol=1e-5, rtol=1e-3, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", ["linear_attention", "gla", "kda", "selective_scan", "ssd"])
+def test_hessians_of_torch_func(name):
+    function, tensors = function_of(name, call(name, sizes={"T": 3, "B": 1}))
+    x, *others = (x.detach() for x in tensors)
+
+    def loss(x):
+        return function(x, *others)[0].sin().sum()
+
+    forward_over_reverse = torch.func.hessian(loss)(x)
+    torch.testing.assert_close(torch.func.jacrev(torch.func.grad(loss))(x), forward_over_reverse)
+    torch.testing.assert_close(torch.autograd.functional.hessian(loss, x), forward_over_reverse)
+    assert forward_over_reverse.abs().max() > 1e-3
+
+
+def test_a_transform_inside_another_sees_the_results_of_a_call():
+    """Gradients of gradients reach what is computed from o, not only from the arguments."""
+    function, (q, k, v) = function_of("linear_attention", call("linear_attention", normalize=False))
+    q, k, v = q.detach(), k.detach(), v.detach()
+
+    def squared(q):
+        return torch.func.grad(lambda q: function(q, k, v)[0].square().sum())(q).square().sum()
+
+    step = 1e-5 * torch.randn_like(q)
+    expected = squared(q + step) - squared(q - step)
+    assert torch.isclose(2 * (torch.func.grad(squared)(q) * step).sum(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradient_penalty_in_other_dtypes(dtype):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 40, 2, 16).to(dtype).requires_grad_() for _ in range(3))
+    beta = torch.rand(1, 40, 2).to(dtype).requires_grad_()
+    keys = torch.nn.functional.normalize(k, dim=-1)
+
+    def penalty(q, keys, v, beta):
+        (dq,) = torch.autograd.grad(heed.torch.delta_rule(q, keys, v, beta).sum(), q, create_graph=True)
+        return dq.float().square().mean()
+
+    found = torch.autograd.grad(penalty(q, keys, v, beta), (v, beta))
+    wide = [x.detach().double().requires_grad_() for x in (q, keys, v, beta)]
+    expected = torch.autograd.grad(penalty(*wide).double(), wide[2:])
+    for x, y in zip(found, expected):
+        assert x.dtype == dtype
+        torch.testing.assert_close(x.double(), y, rtol=0.03, atol=0.02 * float(y.abs().max()))
