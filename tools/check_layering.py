@@ -110,7 +110,7 @@ def check_bans(path, code):
 
 def check_references(path, code):
     """A reference states its mathematics by itself."""
-    if re.search(r"_reference(_internal)?\.\w+$", path):
+    if re.search(r"_(reference|rounding)(_internal)?\.\w+$", path):
         for match in OF_KERNELS.finditer(code):
             yield line_of(code, match.start()), f"a reference reads what kernels run with: {match.group()}"
 

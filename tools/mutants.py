@@ -35,7 +35,7 @@ PYTHON = VENV if VENV.exists() else Path(sys.executable)
 FILES = ("heed/core", "heed/engines", "heed/io", "heed/layers", "heed/model", "heed/ops", "heed/simd", "heed/state",
          "python")
 # Tests, what they are made of, and what they compare with.
-LEFT_ALONE = re.compile(r".*(_test|_case|_reference)(_internal)?\.\w+|.*/(tests|cases)/.*")
+LEFT_ALONE = re.compile(r".*(_test|_case|_reference|_rounding)(_internal)?\.\w+|.*/(tests|cases)/.*")
 NOT_HERE = "-" + ":".join((
     "CostTest.AWindowCostsWhatAWindowContains",  # measures time
     # Tests that need AMX, which the only target of this build does not have.

@@ -10,7 +10,7 @@
 
 #include "heed/harness/buffer.h"
 #include "heed/harness/case.h"
-#include "heed/mechanism/reference/delta_reference_internal.h"
+#include "heed/mechanism/reference/delta_rounding_internal.h"
 #include "heed/harness/mechanism/problem_case.h"
 #include "heed/mechanism/recurrent.h"
 #include "heed/mechanism/recurrent_internal.h"

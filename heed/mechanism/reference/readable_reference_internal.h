@@ -9,8 +9,10 @@
 //     void operator()(const Array<Number>& row..., Array<Number>& state..., Array<Number>& o) const;
 //   };
 //
-// Where all tokens may be read after all are written, it has instead Write(row..., state...) and
-// Read(row..., state..., o), and `causal`. Where values follow from constants alone, Derive(row...), whose rows of
+// Where all tokens may be read after all are written, Token has instead Write(row..., state...) and Read(row...,
+// state..., o), and `causal`, which is false where they are. If what a token writes is then relative to a maximum over
+// all tokens, Look(row..., state...) finds it, in all tokens before the first is written. A function that differs
+// between heads is OfHead(head) of a Token. Where values follow from constants alone, Derive(row...), whose rows of
 // tokens are empty, returns them as a Derived<Number>, the first argument of the other functions.
 //
 // With double the function gives values. With Reverse it gives gradients: from the last token to the first, a few
@@ -74,7 +76,7 @@ class TokenRow {
   // `t` is the one of the constructor, or as large and with its strides.
   void Read(const ConstTensorView& t, int64_t token, Array<double>& row) const {
     for (size_t i = 0; i < size(); ++i) {
-      row[i] = t.present() ? LoadAsDouble(t.dtype(), t.data(), Offset(token, i)) : otherwise_;
+      row[i] = t.present() ? Load(t, Offset(token, i)) : otherwise_;
     }
   }
   template <class Values>
@@ -90,6 +92,10 @@ class TokenRow {
   }
 
  private:
+  static double Load(const ConstTensorView& t, int64_t at) {
+    if (t.dtype() == DType::kBool) return static_cast<double>(LoadAsInt64(t.dtype(), t.data(), at));
+    return LoadAsDouble(t.dtype(), t.data(), at);
+  }
   int64_t Offset(int64_t token, size_t i) const { return base_ + token * token_stride_ + offsets_[i]; }
 
   int64_t base_ = 0, token_stride_ = 0;
@@ -211,6 +217,14 @@ class ReadableRun {
     for (size_t s = 0; s < m; ++s) {
       states[s] = ReadState(s, At(call_.in.initial, s), call_.table.states[s].absent);
     }
+    if constexpr (kLooks) {
+      for (const int64_t t : head_.tokens) {
+        if (!ReadsAfterAllAreWritten()) break;
+        const Arrays<double> own = RowsOf(t);
+        Apply<double>([&](auto&... all) { math_.Look(all...); }, Pointers(constants_.rows, own), constants_.derived,
+                      states);
+      }
+    }
     return states;
   }
 
@@ -251,6 +265,7 @@ class ReadableRun {
   // The function of the mechanism.
 
   static constexpr bool kWritesApart = requires(const Math& math) { math.causal; };
+  static constexpr bool kLooks = requires { &Math::template Look<double>; };
 
   bool ReadsAfterAllAreWritten() const {
     if constexpr (kWritesApart) return !math_.causal;
@@ -387,6 +402,12 @@ class ReadableRun {
 };
 
 template <class Math>
+Math OfHead(const Math& math, int64_t head) {
+  if constexpr (requires { math.OfHead(head); }) return math.OfHead(head);
+  return math;
+}
+
+template <class Math>
 constexpr ReadableForm FormOf() {
   if constexpr (requires { Math::kForm; }) return Math::kForm;
   return {};
@@ -403,7 +424,8 @@ void RunReadable(const Tensors& tensors, const States& states, const Math& math,
   Clear(call.out.o);
   for (const TensorView& gradient : call.out.gradients) Clear(gradient);
   for (const ReadableHead& head : call.Heads(options)) {
-    ReadableRun<Math, n, m> run(math, call, head);
+    const Math of_head = OfHead(math, head.head);
+    ReadableRun<Math, n, m> run(of_head, call, head);
     backward ? run.Backward() : run.Forward();
   }
 }

@@ -1,4 +1,4 @@
-// Conversion of a call to heads of doubles, and of results back.
+// Conversion of a call to heads of doubles, and the rounding errors of results.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -292,23 +292,19 @@ double RootScale(int64_t key_size, const Options& options) {
   return options.scale.value_or(1 / std::sqrt(static_cast<double>(key_size)));
 }
 
-void Reference(const ReferenceInputs& in, const Options& options, const ReferenceMath& shared,
+void Reference(const ReferenceInputs& in, const Options& options, const ReferenceMath& math,
                const ReferenceOutputs& out) {
   Clear(out.o);
   ForEachHead(in, options, [&](const Place& place) {
-    const ReferenceMath math = MathOf(shared, place);
     const ReferenceHead head = HeadOf(in, math, place);
-    auto result = Run(head, math.causal);
+    const auto result = Run(head, math.causal);
     for (size_t t = 0; t < head.T; ++t) {
       for (size_t j = 0; j < head.V; ++j) {
         Put(out.o, {place.batch, place.tokens[t], place.head, static_cast<int64_t>(j)}, result.o[t * head.V + j]);
       }
     }
-    Scale(result.S, math.final_factor);
-    Scale(result.z, math.final_factor);
     PutState(out.final.S, place, result.S, Put);
     PutState(out.final.z, place, result.z, Put);
-    if (out.final.m.present()) Put(out.final.m, {place.sequence, place.head}, math.final_m);
   });
 }
 
@@ -344,7 +340,8 @@ void Tolerance(const ReferenceInputs& in, const Options& options, const Referenc
 
 namespace {
 
-// Adds a head's contribution to the gradients: values, or errors of values of these magnitudes.
+// Adds a head's contribution to the gradients: errors of values of these magnitudes, or values of a recurrence without
+// features and gates.
 void AddGradients(const ReferenceBackwardInputs& in, const ReferenceMath& math, const Place& place,
                   const ReferenceHead& head, const ReferenceHeadGradients& g, const Doubles& of_decay,
                   const Doubles& of_value_decay, const ReferenceHeadGradients* magnitudes, double rounding,
@@ -355,13 +352,11 @@ void AddGradients(const ReferenceBackwardInputs& in, const ReferenceMath& math, 
                                    bool key) {
     if (!math.feature) return dy;
     const Doubles x = Row(from, place.batch, t, place.key_head);
-    if (math.d_projection && out.projection.present()) {
-      const Doubles d_W = errors ? math.d_projection_errors(x, dy, magnitude, key) : math.d_projection(x, dy, key);
+    if (math.d_projection_errors && out.projection.present()) {
+      const Doubles d_W = math.d_projection_errors(x, dy, magnitude, key);
       of_projection.resize(d_W.size(), 0.0);
       for (size_t i = 0; i < d_W.size(); ++i) of_projection[i] += d_W[i];
     }
-    const bool own = key && math.key_feature_backward;
-    if (!errors) return own ? math.key_feature_backward(x, dy) : math.feature_backward(x, dy);
     if (math.feature_errors) return math.feature_errors(x, dy, magnitude, key);
     // Each row of the derivative separately: errors add up, whatever their signs.
     Doubles dx(x.size(), 0.0);
@@ -391,11 +386,9 @@ void AddGradients(const ReferenceBackwardInputs& in, const ReferenceMath& math, 
     Doubles d_key = row(g.k, t);
     if (!math.key_factors.empty()) {
       double d_gate = 0;
-      for (size_t i = 0; i < head.K; ++i) d_gate += head.k[t * head.K + i] * d_key[i];
-      if (errors) {
-        for (size_t i = 0; i < head.K; ++i) {
-          d_gate += rounding * std::abs(head.k[t * head.K + i]) * magnitudes->k[t * head.K + i];
-        }
+      for (size_t i = 0; i < head.K; ++i) {
+        d_gate += head.k[t * head.K + i] * d_key[i];
+        d_gate += rounding * std::abs(head.k[t * head.K + i]) * magnitudes->k[t * head.K + i];
       }
       Add(out.i, {place.batch, token, place.head}, d_gate);
       Scale(d_key, math.key_factors[t]);
@@ -445,27 +438,16 @@ void ClearAll(const ReferenceMath& math, const ReferenceGradients& out) {
 
 }  // namespace
 
-void BackwardReference(const ReferenceBackwardInputs& in, const Options& options, const ReferenceMath& shared,
+void BackwardReference(const ReferenceBackwardInputs& in, const Options& options, const ReferenceMath& math,
                        const ReferenceGradients& out) {
-  ClearAll(shared, out);
+  ClearAll(math, out);
   ForEachHead(in, options, [&](const Place& place) {
-    const ReferenceMath math = MathOf(shared, place);
     const ReferenceHead head = HeadOf(in, math, place);
-    Doubles d_S = StateOf(in.d_final.S, place, head.S.size());
-    Doubles d_z = StateOf(in.d_final.z, place, head.K);
-    Scale(d_S, math.final_factor);
-    Scale(d_z, math.final_factor);
-    auto g = RunBackward(head, math.causal, GradientsOfO(in, place), d_S, d_z);
-    Scale(g.S, math.initial_factor);
-    Scale(g.z, math.initial_factor);
+    const auto g = RunBackward(head, math.causal, GradientsOfO(in, place), StateOf(in.d_final.S, place, head.S.size()),
+                               StateOf(in.d_final.z, place, head.K));
     Doubles of_decay(g.a.size());
-    for (size_t i = 0; i < g.a.size(); ++i) {
-      of_decay[i] = g.a[i] * head.a[i];
-      if (math.complement_keys) of_decay[i] -= g.k[i] * head.a[i];
-    }
-    Doubles of_value_decay(g.b.size());
-    for (size_t i = 0; i < g.b.size(); ++i) of_value_decay[i] = g.b[i] * head.b[i];
-    AddGradients(in, math, place, head, g, of_decay, of_value_decay, nullptr, 0, out);
+    for (size_t i = 0; i < g.a.size(); ++i) of_decay[i] = g.a[i] * head.a[i];
+    AddGradients(in, math, place, head, g, of_decay, {}, nullptr, 0, out);
   });
 }
 

@@ -1,4 +1,4 @@
-// Calls of recurrent mechanisms in double: how references read arguments, and the error bounds of kernels against them.
+// The error bounds of kernels of recurrences against their references.
 #ifndef HEED_MECHANISM_REFERENCE_RECURRENT_REFERENCE_INTERNAL_H_
 #define HEED_MECHANISM_REFERENCE_RECURRENT_REFERENCE_INTERNAL_H_
 
@@ -110,8 +110,8 @@ double RootScale(const In& in, const Options& options) {
   return RootScale(AsReference(in).q.size(AsReference(in).q.rank() - 1), options);
 }
 
-// The equations of a mechanism as its reference states them, independent of the engine definition of its kernels; no
-// reference reads a definition.
+// The equations of a mechanism, whose tolerances follow from passes over magnitudes of its terms. They are independent
+// of the engine definition of its kernels.
 struct ReferenceMath {
   double scale = 1;
   // phi(x), and its transposed derivative at x times dy; empty: the identity.
@@ -119,18 +119,16 @@ struct ReferenceMath {
   std::function<Doubles(const Doubles& x, const Doubles& dy)> feature_backward;
   // The feature map of keys; empty: that of queries.
   std::function<Doubles(const Doubles& x)> key_feature;
-  std::function<Doubles(const Doubles& x, const Doubles& dy)> key_feature_backward;
-  // For features with a projection: a token's contribution to the projection's gradient, the error of features, and the
-  // errors of gradients from these and from errors of dy, given its magnitudes.
-  std::function<Doubles(const Doubles& x, const Doubles& dy, bool of_key)> d_projection;
+  // For features with a projection: the error of features, and the errors of gradients from these and from errors of
+  // dy, given its magnitudes. They are used instead of feature_backward.
   std::function<Doubles(const Doubles& x, bool of_key)> feature_deviation;
   using Errors =
       std::function<Doubles(const Doubles& x, const Doubles& errors, const Doubles& magnitudes, bool of_key)>;
   Errors feature_errors, d_projection_errors;
   // For features that depend on all tokens of a head: the equations of that head.
   std::function<ReferenceMath(const ReferencePlace& place)> of_head;
-  // Initial states are multiplied by `initial_factor`, final states by `final_factor`, with `final_m`.
-  double initial_factor = 1, final_factor = 1, final_m = 0, m_error = 0;
+  // Initial states are multiplied by `initial_factor`, final states by `final_factor`.
+  double initial_factor = 1, final_factor = 1, m_error = 0;
   LogDecay log_decay;            // empty: no decay
   ConstTensorView log_decay_v;   // [B, T, HV, V], for columns of the state; absent: no such decay
   bool bonus = false;            // u [HV, K] of RWKV's u term exists
@@ -154,7 +152,8 @@ Epsilon EpsilonOf(DType dtype);
 // The rounding of results computed for one dtype and stored in another, such as gradients of constants.
 Epsilon StoredIn(DType dtype, DType computed);
 
-// Does not check its arguments: a kernel has checked them. Outputs may be f64.
+// A recurrence without features, gates or maxima, for tolerances that are relative to values that a mechanism computes
+// on the way. Does not check its arguments: a kernel has checked them. Outputs may be f64.
 void Reference(const ReferenceInputs& in, const Options& options, const ReferenceMath& math,
                const ReferenceOutputs& out);
 void BackwardReference(const ReferenceBackwardInputs& in, const Options& options, const ReferenceMath& math,
@@ -165,16 +164,6 @@ void Tolerance(const ReferenceInputs& in, const Options& options, const Referenc
                const ReferenceOutputs& expected, const ReferenceOutputs& tolerance);
 void BackwardTolerance(const ReferenceBackwardInputs& in, const Options& options, const ReferenceMath& math,
                        const ReferenceGradients& expected, const ReferenceGradients& tolerance);
-
-// These two take the structs of a mechanism, by the equations of a recurrence or of a delta rule.
-template <class In, class Math, class Out>
-void RunReference(const In& in, const Options& options, const Math& math, const Out& out) {
-  Reference(AsReference(in), options, math, OutputsAsReference(out));
-}
-template <class In, class Math, class Out>
-void RunBackwardReference(const In& in, const Options& options, const Math& math, const Out& out) {
-  BackwardReference(AsReference(in), options, math, GradientsAsReference(out));
-}
 
 }  // namespace heed::recurrent
 

@@ -2,10 +2,14 @@
 #ifndef HEED_MECHANISM_REFERENCE_REFERENCE_ARRAY_INTERNAL_H_
 #define HEED_MECHANISM_REFERENCE_REFERENCE_ARRAY_INTERNAL_H_
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <utility>
 #include <vector>
+
+#include "heed/mechanism/reference/reverse_number_internal.h"
 
 namespace heed::mechanism {
 
@@ -66,6 +70,32 @@ template <class Number>
 Number Sigmoid(const Number& x) {
   using std::exp;
   return exp(-Softplus(-x));
+}
+
+// max(x, 0), whose slope at 0 is 0. NaN stays NaN.
+template <class Number>
+Number Relu(const Number& x) {
+  return x > 0 ? x : Number(x < 0 ? 0 : ValueOf(x));
+}
+
+// The largest element, as a constant.
+template <class Number>
+double Largest(const Array<Number>& x) {
+  double largest = -std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i < x.size(); ++i) largest = std::max(largest, ValueOf(x[i]));
+  return largest;
+}
+
+// exp(x) over the sum of all exp(x).
+template <class Number>
+Array<Number> Softmax(const Array<Number>& x) {
+  using std::exp;
+  const double largest = Largest(x);  // cancels
+  Array<Number> y(x.size(), x.columns());
+  Number sum = 0;
+  for (size_t i = 0; i < x.size(); ++i) sum += y[i] = exp(x[i] - largest);
+  for (size_t i = 0; i < x.size(); ++i) y[i] /= sum;
+  return y;
 }
 
 }  // namespace heed::mechanism

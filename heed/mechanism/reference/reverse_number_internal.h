@@ -98,6 +98,10 @@ inline Reverse& operator-=(Reverse& x, const Reverse& y) { return x = x - y; }
 inline Reverse& operator*=(Reverse& x, const Reverse& y) { return x = x * y; }
 inline Reverse& operator/=(Reverse& x, const Reverse& y) { return x = x / y; }
 
+// The number as a constant, which has no gradient.
+inline double ValueOf(const Reverse& x) { return x.value; }
+inline double ValueOf(double x) { return x; }
+
 inline bool operator<(const Reverse& x, const Reverse& y) { return x.value < y.value; }
 inline bool operator>(const Reverse& x, const Reverse& y) { return x.value > y.value; }
 

@@ -57,6 +57,16 @@ TEST(ReverseNumberTest, AVariableThatNothingReadsHasNoGradient) {
   EXPECT_EQ(tape.Gradient(unread), 0);
 }
 
+TEST(ReverseNumberTest, AValueIsAConstant) {
+  Tape tape;
+  const Reverse x = tape.Variable(3), y = x * ValueOf(x);
+  EXPECT_EQ(ValueOf(y), 9);
+  EXPECT_EQ(ValueOf(2.5), 2.5);
+  tape.Seed(y, 1);
+  tape.Backward();
+  EXPECT_EQ(tape.Gradient(x), 3);
+}
+
 TEST(ReverseNumberTest, ConstantsStayOffTheTape) {
   const Reverse y = exp(Reverse(1)) * 2 + Reverse(3) / 4;
   EXPECT_EQ(y.tape, nullptr);

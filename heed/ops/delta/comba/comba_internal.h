@@ -3,7 +3,7 @@
 #define HEED_OPS_DELTA_COMBA_COMBA_INTERNAL_H_
 
 #include "heed/mechanism/recurrent_internal.h"
-#include "heed/mechanism/reference/delta_reference_internal.h"
+#include "heed/mechanism/reference/delta_rounding_internal.h"
 #include "heed/ops/delta/comba/comba.h"
 
 namespace heed::comba {

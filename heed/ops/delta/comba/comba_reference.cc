@@ -1,13 +1,49 @@
-// The reference of Comba, in double.
+// Comba as it is defined, one token of one head: everything that it is.
 //
 //   S~_t = exp(log_decay_t) S_{t-1}      S: [K, V]
 //   S_t = S~_t + beta_t k_t (v_t - S~_t^T p_t)^T
 //   o_t = scale S_t^T q_t
-//
-// with scale = K^-1/2 by default; log_decay and beta are [B, T, HV], p is like k.
+#include <cmath>
+#include <cstddef>
+
+#include "heed/mechanism/reference/readable_reference_internal.h"
 #include "heed/ops/delta/comba/comba_internal.h"
 
 namespace heed::comba {
+namespace {
+
+using mechanism::Array;
+
+struct Token {
+  double scale;
+
+  template <class Number>
+  void operator()(const Array<Number>& q, const Array<Number>& k, const Array<Number>& v, const Array<Number>& p,
+                  const Array<Number>& log_decay, const Array<Number>& beta, Array<Number>& S, Array<Number>& o) const {
+    using std::exp;
+    const Number a = exp(log_decay[0]);
+    for (size_t j = 0; j < v.size(); ++j) {
+      Number found = 0;  // what the decayed state has under the key that reads
+      for (size_t i = 0; i < k.size(); ++i) {
+        S(i, j) *= a;
+        found += S(i, j) * p[i];
+      }
+      const Number write = beta[0] * (v[j] - found);
+      Number read = 0;
+      for (size_t i = 0; i < k.size(); ++i) {
+        S(i, j) += k[i] * write;
+        read += S(i, j) * q[i];
+      }
+      o[j] = scale * read;
+    }
+  }
+};
+
+Token TokenOf(const Inputs& in, const Options& options) { return {recurrent::RootScale(in, options)}; }
+
+}  // namespace
+
+HEED_DEFINE_REFERENCES
 
 recurrent::DeltaMath Math(const Inputs& in, const Options& options) {
   recurrent::DeltaMath math;
@@ -17,14 +53,6 @@ recurrent::DeltaMath Math(const Inputs& in, const Options& options) {
   math.read_key = &recurrent::ReferenceInputs::p;
   math.d_read_key = &recurrent::ReferenceGradients::p;
   return math;
-}
-
-void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  recurrent::RunReference(in, options, Math(in, options), out);
-}
-
-void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  recurrent::RunBackwardReference(in, options, Math(in, options), out);
 }
 
 }  // namespace heed::comba

@@ -3,7 +3,7 @@
 #define HEED_OPS_DELTA_GATED_DELTA_RULE_GATED_DELTA_RULE_INTERNAL_H_
 
 #include "heed/mechanism/recurrent_internal.h"
-#include "heed/mechanism/reference/delta_reference_internal.h"
+#include "heed/mechanism/reference/delta_rounding_internal.h"
 #include "heed/ops/delta/gated_delta_rule/gated_delta_rule.h"
 
 namespace heed::gated_delta_rule {

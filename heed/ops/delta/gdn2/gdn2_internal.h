@@ -3,7 +3,7 @@
 #define HEED_OPS_DELTA_GDN2_GDN2_INTERNAL_H_
 
 #include "heed/mechanism/recurrent_internal.h"
-#include "heed/mechanism/reference/delta_reference_internal.h"
+#include "heed/mechanism/reference/delta_rounding_internal.h"
 #include "heed/ops/delta/gdn2/gdn2.h"
 
 namespace heed::gdn2 {

@@ -3,7 +3,7 @@
 #define HEED_OPS_DELTA_RWKV7_RWKV7_INTERNAL_H_
 
 #include "heed/mechanism/recurrent_internal.h"
-#include "heed/mechanism/reference/delta_reference_internal.h"
+#include "heed/mechanism/reference/delta_rounding_internal.h"
 #include "heed/ops/delta/rwkv7/rwkv7.h"
 
 namespace heed::rwkv7 {

@@ -1,14 +1,57 @@
-// The reference of RWKV-4, in double, a channel at a time.
+// RWKV-4 as it is defined, one token of one channel: everything that it is.
+//
+//   o_t = (num_{t-1} + exp(u + k_t - max_{t-1}) v_t) / (den_{t-1} + exp(u + k_t - max_{t-1}))
+//   max_t = max(max_{t-1} + w, k_t)                                       a constant, without a gradient
+//   num_t = exp(max_{t-1} + w - max_t) num_{t-1} + exp(k_t - max_t) v_t
+//   den_t = exp(max_{t-1} + w - max_t) den_{t-1} + exp(k_t - max_t)
+//
+// with w = min(log_decay, 0).
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <vector>
 
+#include "heed/mechanism/reference/readable_reference_internal.h"
 #include "heed/mechanism/reference/recurrent_reference_internal.h"
 #include "heed/mechanism/reference/reference_tensor_internal.h"
 #include "heed/ops/gated/rwkv4/rwkv4_internal.h"
 
 namespace heed::rwkv4 {
+namespace {
+
+using mechanism::Array;
+using mechanism::ValueOf;
+
+struct Token {
+  static constexpr mechanism::ReadableForm kForm = {.heads = 'C', .shared_heads = 0, .o = "BTC"};
+
+  // All arrays have one element.
+  template <class Number>
+  void operator()(const Array<Number>& k, const Array<Number>& v, const Array<Number>& log_decay,
+                  const Array<Number>& u, Array<Number>& num, Array<Number>& den, Array<Number>& max,
+                  Array<Number>& o) const {
+    using std::exp;
+    // A positive log decay counts as 0, and has the gradient of 0.
+    const Number w = log_decay[0] > 0 ? log_decay[0] - ValueOf(log_decay[0]) : log_decay[0];
+    const double before = ValueOf(max[0]), now = std::max(before + ValueOf(w), ValueOf(k[0]));
+    // Numerator and denominator of o are relative to the larger of their exponents.
+    const double largest = std::max(before, ValueOf(u[0] + k[0])), past = std::exp(before - largest);
+    const Number own = exp(u[0] + k[0] - largest);
+    o[0] = (past * num[0] + own * v[0]) / (past * den[0] + own);
+    const Number a = exp(w - (now - before)), b = exp(k[0] - now);
+    num[0] = a * num[0] + b * v[0];
+    den[0] = a * den[0] + b;
+    max[0] = now;
+  }
+};
+
+Token TokenOf(const Inputs&, const Options&) { return {}; }
+
+}  // namespace
+
+HEED_DEFINE_REFERENCES
+
+// Tolerances, a channel at a time.
 namespace {
 
 using mechanism::Add;
@@ -159,20 +202,6 @@ void Rounded(double value, double error, const Epsilon& e, const TensorView& to,
 
 }  // namespace
 
-void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  mechanism::Clear(out.o);
-  ForEachChannel(in, options, [&](const Channel& c) {
-    const Pass pass = Run(c, false);
-    for (size_t t = 0; t < c.tokens.size(); ++t) {
-      Put(out.o, {c.batch, c.tokens[t], c.channel}, pass.o[t]);
-    }
-    const double factor = c.k.empty() ? 1 : std::exp(c.common - c.last_max);
-    Put(out.final.num, {c.sequence, c.channel}, c.k.empty() ? c.num : pass.last_num * factor);
-    Put(out.final.den, {c.sequence, c.channel}, c.k.empty() ? c.den : pass.last_den * factor);
-    Put(out.final.max, {c.sequence, c.channel}, c.last_max);
-  });
-}
-
 void Tolerance(const Inputs& in, const Options& options, const Outputs& expected, const Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.k.dtype());
   mechanism::Clear(tolerance.o);
@@ -190,22 +219,6 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs& expected
     Put(tolerance.final.den, {c.sequence, c.channel},
         c.k.empty() ? 0 : relative_state * sizes.last_den * factor + e.underflow);
     Put(tolerance.final.max, {c.sequence, c.channel}, of_max);
-  });
-}
-
-void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  for (const TensorView* t : {&out.k, &out.v, &out.log_decay, &out.u}) mechanism::Clear(*t);
-  ForEachChannel(in, options, [&](const Channel& c) {
-    const ChannelGradients g = RunBackward(c, Run(c, false), GradientsOfO(in, c), GradientOf(in.d_final.num, c),
-                                           GradientOf(in.d_final.den, c), false);
-    for (size_t t = 0; t < c.tokens.size(); ++t) {
-      Put(out.k, {c.batch, c.tokens[t], c.channel}, g.k[t]);
-      Put(out.v, {c.batch, c.tokens[t], c.channel}, g.v[t]);
-    }
-    Add(out.log_decay, {c.channel}, g.w);
-    Add(out.u, {c.channel}, g.u);
-    Put(out.initial.num, {c.sequence, c.channel}, g.num);
-    Put(out.initial.den, {c.sequence, c.channel}, g.den);
   });
 }
 

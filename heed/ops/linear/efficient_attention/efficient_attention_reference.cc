@@ -1,18 +1,80 @@
-// Reference of efficient attention, in double: both softmaxes written out, then sums over all tokens.
+// Efficient attention as it is defined, one token of one head: everything that it is.
 //
-// Tolerances are those of the sums plus the errors of the softmaxes: a few u, u times the range of their exponents, and
-// a random walk for the sum over tokens.
+//   k~_s = exp(k_s) / sum_s exp(k_s)            per channel, over all tokens that are not masked
+//   S = sum_s k~_s v_s^T                        S: [K, V]
+//   o_t = scale S^T softmax(q_t)
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <vector>
 
+#include "heed/mechanism/reference/readable_reference_internal.h"
 #include "heed/mechanism/reference/recurrent_reference_internal.h"
 #include "heed/mechanism/reference/reference_tensor_internal.h"
 #include "heed/ops/linear/efficient_attention/efficient_attention_internal.h"
 
 namespace heed::efficient_attention {
+namespace {
+
+using mechanism::Array;
+using mechanism::ValueOf;
+
+struct Token {
+  static constexpr bool causal = false;
+  double scale;
+  bool has_mask;
+
+  // Row i of S / z is that of S in the equations: both are sums relative to exp(m).
+  template <class Number>
+  void Write(const Array<Number>& /*q*/, const Array<Number>& k, const Array<Number>& v, const Array<Number>& kv_mask,
+             Array<Number>& S, Array<Number>& z, Array<Number>& m) const {
+    using std::exp;
+    if (has_mask && ValueOf(kv_mask[0]) == 0) return;
+    for (size_t i = 0; i < k.size(); ++i) {
+      const double before = ValueOf(m[i]), now = std::max(before, ValueOf(k[i]));
+      const double a = std::exp(before - now);
+      const Number b = exp(k[i] - now);
+      for (size_t j = 0; j < v.size(); ++j) S(i, j) = a * S(i, j) + b * v[j];
+      z[i] = a * z[i] + b;
+      m[i] = now;
+    }
+  }
+
+  template <class Number>
+  void Read(const Array<Number>& q, const Array<Number>& /*k*/, const Array<Number>& /*v*/,
+            const Array<Number>& /*kv_mask*/, const Array<Number>& S, const Array<Number>& z,
+            const Array<Number>& /*m*/, Array<Number>& o) const {
+    const Array<Number> p = mechanism::Softmax(q);
+    for (size_t j = 0; j < o.size(); ++j) {
+      o[j] = 0;
+      for (size_t i = 0; i < p.size() && ValueOf(z[i]) != 0; ++i) o[j] += scale * p[i] * (S(i, j) / z[i]);
+    }
+  }
+};
+
+Token TokenOf(const Inputs& in, const Options& options) {
+  return {.scale = recurrent::RootScale(in, options), .has_mask = in.kv_mask.present()};
+}
+
+// Sums over the tokens of one call, of which the mechanism has no state.
+template <class View>
+struct Sums {
+  View S, z, m;
+};
+constexpr Sums<mechanism::StateTensor> kStates = {
+    .S = {"S", "BGKV"},
+    .z = {"z", "BGK"},
+    .m = {"m", "BGK", mechanism::StateTensor::kMaximum, -std::numeric_limits<double>::infinity()},
+};
+
+}  // namespace
+
+HEED_DEFINE_REFERENCES
+
+// Tolerances are those of the sums plus the errors of the softmaxes: a few u, u times the range of their exponents, and
+// a random walk for the sum over tokens.
 namespace {
 
 using mechanism::At;
@@ -128,11 +190,6 @@ Tensor Magnitudes(Tensor t) {
 
 }  // namespace
 
-void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  const Plain plain(in, options);
-  recurrent::Reference(plain.Sums(), plain.options, plain.math, recurrent::OutputsAsReference(out));
-}
-
 void Tolerance(const Inputs& in, const Options& options, const Outputs& expected, const Outputs& tolerance) {
   const Plain plain(in, options);
   recurrent::ReferenceInputs sums = plain.Sums();
@@ -144,21 +201,6 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs& expected
   for (int64_t i = 0; i < tolerance.o.num_elements(); ++i) {
     tolerance.o.as<double>()[i] += std::abs(expected.o.as<double>()[i]) * e.output + e.subnormal;
   }
-}
-
-void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  for (const TensorView* t : {&out.q, &out.k, &out.v}) Clear(*t);
-  const Plain plain(in, options);
-  recurrent::ReferenceBackwardInputs sums = plain.Sums();
-  sums.d_o = in.d_o;
-  Tensor dq(plain.q.sizes), dk(plain.k.sizes);
-  recurrent::ReferenceGradients gradients;
-  gradients.q = dq.view();
-  gradients.k = dk.view();
-  gradients.v = out.v;
-  recurrent::BackwardReference(sums, plain.options, plain.math, gradients);
-  plain.ThroughSoftmax(false, false, dq, out.q);
-  plain.ThroughSoftmax(true, false, dk, out.k);
 }
 
 void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,

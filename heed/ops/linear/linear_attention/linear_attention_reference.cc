@@ -1,10 +1,73 @@
-// The reference of Linear attention, in double.
+// Linear attention as it is defined, one token of one head: everything that it is.
+//
+//   S_t = S_{t-1} + phi(k_t) v_t^T,  z_t = z_{t-1} + phi(k_t)      S: [K, V], z: [K]
+//   o_t = scale S_t^T phi(q_t), or normalised, / (scale z_t . phi(q_t) + eps)
+//
+// Without causality every token reads the last S and z.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 
+#include "heed/mechanism/reference/readable_reference_internal.h"
 #include "heed/ops/linear/linear_attention/linear_attention_internal.h"
 
 namespace heed::linear_attention {
+namespace {
+
+using mechanism::Array;
+
+struct Token {
+  double scale, eps;
+  FeatureMap map;
+  bool causal, normalize;
+
+  template <class Number>
+  Array<Number> Features(const Array<Number>& x) const {
+    using std::exp;
+    if (map == FeatureMap::kSoftmax) return mechanism::Softmax(x);
+    Array<Number> phi = x;
+    for (size_t i = 0; i < x.size(); ++i) {
+      if (map == FeatureMap::kElu1) phi[i] = x[i] > 0 ? x[i] + 1 : exp(x[i]);
+      if (map == FeatureMap::kRelu) phi[i] = mechanism::Relu(x[i]);
+      if (map == FeatureMap::kReluSquared) phi[i] = mechanism::Relu(x[i]) * mechanism::Relu(x[i]);
+      if (map == FeatureMap::kExp) phi[i] = x[i] > 80 ? Number(std::exp(80.0)) : exp(x[i]);
+    }
+    return phi;
+  }
+
+  template <class Number>
+  void Write(const Array<Number>& /*q*/, const Array<Number>& k, const Array<Number>& v, Array<Number>& S,
+             Array<Number>& z) const {
+    const Array<Number> phi = Features(k);
+    for (size_t i = 0; i < phi.size(); ++i) {
+      for (size_t j = 0; j < v.size(); ++j) S(i, j) += phi[i] * v[j];
+      z[i] += phi[i];
+    }
+  }
+
+  template <class Number>
+  void Read(const Array<Number>& q, const Array<Number>& /*k*/, const Array<Number>& /*v*/, const Array<Number>& S,
+            const Array<Number>& z, Array<Number>& o) const {
+    const Array<Number> phi = Features(q);
+    Number sum = 0;
+    for (size_t i = 0; i < phi.size(); ++i) sum += z[i] * phi[i];
+    for (size_t j = 0; j < o.size(); ++j) {
+      Number read = 0;
+      for (size_t i = 0; i < phi.size(); ++i) read += S(i, j) * phi[i];
+      o[j] = normalize ? scale * read / (scale * sum + eps) : scale * read;
+    }
+  }
+};
+
+Token TokenOf(const Inputs&, const Options& options) {
+  return {options.scale.value_or(1), options.eps, options.feature_map, options.causal, options.normalize};
+}
+
+}  // namespace
+
+HEED_DEFINE_REFERENCES
+
+// Tolerances.
 namespace {
 
 using mechanism::Doubles;
@@ -68,14 +131,6 @@ recurrent::ReferenceMath Math(const Inputs& /*in*/, const Options& options) {
     return dx;
   };
   return math;
-}
-
-void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  recurrent::RunReference(in, options, Math(in, options), out);
-}
-
-void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  recurrent::RunBackwardReference(in, options, Math(in, options), out);
 }
 
 }  // namespace heed::linear_attention

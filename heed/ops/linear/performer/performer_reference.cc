@@ -1,13 +1,130 @@
-// The reference of Performer, in double: features without a shift where a maximum cancels; states are made relative to
-// the maximum at the end.
+// Performer as it is defined, one token of one head: everything that it is.
+//
+//   y = sqrt(scale) x
+//   phi(x)_j = M^-1/2 (exp(w_j . y - |y|^2 / 2 - st) + eps), or max(w_j . y, 0) + 1e-3
+//   S = sum_s phi(k_s) v_s^T,  z = sum_s phi(k_s)                 S: [M, V], z: [M]
+//   o_t = S^T phi(q_t) / (z . phi(q_t))
+//
+// where w_j is row j of W, the projection [M, K], and st the largest w_j . y: of a query over its own j, of a key over
+// all keys of the head. In the causal form eps is 0 and keys are relative to the running maximum:
+//
+//   m_t = max(m_{t-1}, max_j w_j . y_t),  a_t = exp(m_{t-1} - m_t)
+//   S_t = a_t S_{t-1} + phi(k_t) v_t^T,  z_t = a_t z_{t-1} + phi(k_t)     with st = m_t
+//
+// Maxima are constants, without gradients.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <vector>
 
-#include "heed/ops/linear/performer/performer_internal.h"
+#include "heed/mechanism/reference/readable_reference_internal.h"
 #include "heed/mechanism/reference/reference_tensor_internal.h"
+#include "heed/ops/linear/performer/performer_internal.h"
 
 namespace heed::performer {
+namespace {
+
+using mechanism::Array;
+using mechanism::ValueOf;
+
+struct Token {
+  double scale, eps;
+  bool relu, causal;
+  int64_t num_features;
+
+  template <class Number>
+  Array<Number> Scaled(const Array<Number>& x, double factor) const {
+    Array<Number> y = x;
+    for (size_t i = 0; i < y.size(); ++i) y[i] *= factor;
+    return y;
+  }
+  template <class Number>
+  Array<Number> KeyOf(const Array<Number>& k) const {
+    return Scaled(k, std::sqrt(std::abs(scale)));
+  }
+  template <class Number>
+  Array<Number> QueryOf(const Array<Number>& q) const {
+    return Scaled(q, std::copysign(std::sqrt(std::abs(scale)), scale));
+  }
+
+  template <class Number>
+  Array<Number> Products(const Array<Number>& W, const Array<Number>& y) const {
+    Array<Number> products(W.rows());
+    for (size_t j = 0; j < W.rows(); ++j) {
+      for (size_t i = 0; i < y.size(); ++i) products[j] += W(j, i) * y[i];
+    }
+    return products;
+  }
+
+  template <class Number>
+  Array<Number> Features(const Array<Number>& products, const Array<Number>& y, double st) const {
+    using std::exp;
+    Number half_square = 0;
+    for (size_t i = 0; i < y.size(); ++i) half_square += y[i] * y[i] / 2;
+    Array<Number> phi = products;
+    for (size_t j = 0; j < phi.size(); ++j) {
+      phi[j] = relu ? mechanism::Relu(products[j]) + 1e-3
+                    : (exp(products[j] - half_square - st) + eps) / std::sqrt(static_cast<double>(phi.size()));
+    }
+    return phi;
+  }
+
+  // Without causality m is the maximum over all keys before the first is written, so that a is 1.
+  template <class Number>
+  void Look(const Array<Number>& /*q*/, const Array<Number>& k, const Array<Number>& /*v*/, const Array<Number>& W,
+            Array<Number>& /*S*/, Array<Number>& /*z*/, Array<Number>& m) const {
+    m[0] = std::max(ValueOf(m[0]), Largest(Products(W, KeyOf(k))));
+  }
+
+  template <class Number>
+  void Write(const Array<Number>& /*q*/, const Array<Number>& k, const Array<Number>& v, const Array<Number>& W,
+             Array<Number>& S, Array<Number>& z, Array<Number>& m) const {
+    const Array<Number> y = KeyOf(k), products = Products(W, y);
+    const double before = ValueOf(m[0]), now = relu ? 0 : std::max(before, Largest(products));
+    const double a = relu ? 1 : std::exp(before - now);
+    const Array<Number> phi = Features(products, y, now);
+    for (size_t i = 0; i < phi.size(); ++i) {
+      for (size_t j = 0; j < v.size(); ++j) S(i, j) = a * S(i, j) + phi[i] * v[j];
+      z[i] = a * z[i] + phi[i];
+    }
+    m[0] = now;
+  }
+
+  template <class Number>
+  void Read(const Array<Number>& q, const Array<Number>& /*k*/, const Array<Number>& /*v*/, const Array<Number>& W,
+            const Array<Number>& S, const Array<Number>& z, const Array<Number>& /*m*/, Array<Number>& o) const {
+    const Array<Number> y = QueryOf(q), products = Products(W, y), phi = Features(products, y, Largest(products));
+    Number sum = 0;
+    for (size_t i = 0; i < phi.size(); ++i) sum += z[i] * phi[i];
+    for (size_t j = 0; j < o.size(); ++j) {
+      Number read = 0;
+      for (size_t i = 0; i < phi.size(); ++i) read += S(i, j) * phi[i];
+      o[j] = read / sum;
+    }
+  }
+};
+
+Token TokenOf(const Inputs& in, const Options& options) {
+  return {recurrent::RootScale(in, options), options.causal ? 0 : options.eps, options.kernel == Kernel::kRelu,
+          options.causal, in.projection.size(0)};
+}
+
+}  // namespace
+
+void Reference(const Inputs& in, const Options& options, const Outputs& out) {
+  using Of = mechanism::Lists<Structs>;
+  mechanism::RunReadable(kTensors, kStates, TokenOf(in, options), Of::Of(in), options, Of::Of(out), false);
+  if (options.kernel == Kernel::kRelu) mechanism::Clear(out.final.m);  // even without tokens
+}
+
+void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
+  using Of = mechanism::Lists<Structs>;
+  mechanism::RunReadable(kTensors, kStates, TokenOf(in, options), Of::Of(in), options, Of::Of(out), true);
+}
+
+// Tolerances: features without a shift where a maximum cancels; states are made relative to the maximum at the end.
 namespace {
 
 using mechanism::At;
@@ -60,19 +177,10 @@ class Maps {
   // The error of each feature.
   Doubles Deviation(const Doubles& x, bool of_key) const { return DeviationOf(Look(x, of_key), of_key); }
 
-  Doubles Backward(const Doubles& x, const Doubles& dy, bool of_key) const {
-    const Token token = Look(x, of_key);
-    return OfRow(token.y, OfProducts(token, dy), of_key, false);
-  }
-  Doubles OfProjection(const Doubles& x, const Doubles& dy, bool of_key) const {
-    const Token token = Look(x, of_key);
-    return Outer(OfProducts(token, dy), token.y);
-  }
-
   Doubles BackwardErrors(const Doubles& x, const Doubles& errors, const Doubles& magnitudes, bool of_key) const {
     const Token token = Look(x, of_key);
     const double terms = std::sqrt(static_cast<double>(W_.size()));
-    return OfRow(Absolute(token.y), ProductGradientErrors(token, errors, magnitudes, of_key, terms), of_key, true);
+    return OfRow(Absolute(token.y), ProductGradientErrors(token, errors, magnitudes, of_key, terms));
   }
   Doubles ProjectionErrors(const Doubles& x, const Doubles& errors, const Doubles& magnitudes, bool of_key) const {
     const Token token = Look(x, of_key);
@@ -81,7 +189,6 @@ class Maps {
 
   void SetStates(ReferenceMath& math) const {
     if (relu_ || !causal_) return;
-    math.final_m = max_;
     // The initial state is relative to exp(initial m); with m = -infinity it counts as 0.
     math.initial_factor = std::isfinite(max_) ? std::exp(initial_) : 1;
     if (std::isfinite(max_)) math.final_factor = std::exp(-max_);
@@ -138,15 +245,6 @@ class Maps {
     return deviation;
   }
 
-  // The gradient of W y.
-  Doubles OfProducts(const Token& token, const Doubles& dy) const {
-    Doubles t;
-    for (size_t j = 0; j < dy.size(); ++j) {
-      t.push_back(relu_ ? (token.products[j] > 0 ? dy[j] : 0) : dy[j] * (token.phi[j] - floor_ / root_));
-    }
-    return t;
-  }
-
   static Doubles Absolute(Doubles x) {
     for (double& value : x) value = std::abs(value);
     return x;
@@ -170,16 +268,16 @@ class Maps {
     return half + (of_key ? max_ : *std::max_element(p.begin(), p.end()));
   }
 
-  // W^T t - (sum of t) y, or the sum of its terms' magnitudes.
-  Doubles OfRow(const Doubles& y, const Doubles& t, bool of_key, bool magnitudes) const {
+  // The magnitudes of the terms of W^T t - (sum of t) y.
+  Doubles OfRow(const Doubles& y, const Doubles& t) const {
     Doubles dx(K_, 0.0);
     for (size_t j = 0; j < t.size(); ++j) {
       for (size_t i = 0; i < K_; ++i) {
-        dx[i] += (magnitudes ? std::abs(W_[j][i]) : W_[j][i]) * t[j];
-        if (!relu_) dx[i] += (magnitudes ? 1 : -1) * t[j] * y[i];
+        dx[i] += std::abs(W_[j][i]) * t[j];
+        if (!relu_) dx[i] += t[j] * y[i];
       }
     }
-    for (double& value : dx) value *= magnitudes || of_key ? factor_ : query_factor_;
+    for (double& value : dx) value *= factor_;
     return dx;
   }
 
@@ -236,11 +334,6 @@ ReferenceMath Math(const Inputs& in, const Options& options) {
     maps.SetStates(own);
     own.feature = [maps](const Doubles& x) { return maps.Map(x, false); };
     own.key_feature = [maps](const Doubles& x) { return maps.Map(x, true); };
-    own.feature_backward = [maps](const Doubles& x, const Doubles& dy) { return maps.Backward(x, dy, false); };
-    own.key_feature_backward = [maps](const Doubles& x, const Doubles& dy) { return maps.Backward(x, dy, true); };
-    own.d_projection = [maps](const Doubles& x, const Doubles& dy, bool of_key) {
-      return maps.OfProjection(x, dy, of_key);
-    };
     own.feature_deviation = [maps](const Doubles& x, bool of_key) { return maps.Deviation(x, of_key); };
     own.feature_errors = [maps](const Doubles& x, const Doubles& errors, const Doubles& magnitudes, bool of_key) {
       return maps.BackwardErrors(x, errors, magnitudes, of_key);
@@ -251,14 +344,6 @@ ReferenceMath Math(const Inputs& in, const Options& options) {
     return own;
   };
   return math;
-}
-
-void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  recurrent::RunReference(in, options, Math(in, options), out);
-}
-
-void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  recurrent::RunBackwardReference(in, options, Math(in, options), out);
 }
 
 }  // namespace heed::performer

@@ -1,5 +1,5 @@
-// Delta rules and their gradients, from the definition.
-#include "heed/mechanism/reference/delta_reference_internal.h"
+// Delta rules and their gradients in double, a token and an element at a time, and the rounding errors of kernels.
+#include "heed/mechanism/reference/delta_rounding_internal.h"
 
 #include <algorithm>
 #include <cmath>
@@ -153,12 +153,6 @@ void Advance(const Head& h, size_t t, Doubles& S, Doubles& found) {
   }
 }
 
-double Read(const Head& h, const Doubles& S, const Doubles& rows, size_t t, size_t j) {
-  double sum = 0;
-  for (size_t i = 0; i < h.K; ++i) sum += S[i * h.V + j] * rows[t * h.K + i];
-  return sum;
-}
-
 // Calls f(token, state before, state after, e or x) for all tokens, in reverse order.
 template <class F>
 void AgainstTime(const Head& h, const F& f) {
@@ -244,30 +238,28 @@ Doubles GradientsOfO(const ReferenceBackwardInputs& in, const Place& place, size
   return d_o;
 }
 
-// Adds a head's contribution to the gradients of a call. With `errors`, g holds errors of the gradients `of`, and the
-// result is the sum of these and of the roundings of sums of products.
+// Adds a head's contribution to the errors of the gradients of a call: g are errors of the gradients `of`, to which the
+// roundings of sums of products are added.
 void AddGradients(const DeltaMath& math, const Head& h, const Place& place, const HeadGradients& g,
-                  const HeadGradients* of, double u, const ReferenceGradients& out) {
-  const bool errors = of != nullptr, several = math.several_writes;
+                  const HeadGradients& of, double u, const ReferenceGradients& out) {
+  const bool several = math.several_writes;
   const auto put = [&](const TensorView& t, size_t row, int64_t head, size_t i, double x, bool of_write = false) {
     WithIndex(of_write, place, row, h.writes, head, i, [&](mechanism::Index index) { Add(t, index, x); });
   };
   const auto put_one = [&](const TensorView& t, size_t row, double x, bool of_write = false) {
     WithIndex(of_write, place, row, h.writes, place.head, [&](mechanism::Index index) { Add(t, index, x); });
   };
-  const auto size = [&](double x) { return errors ? std::abs(x) : x; };
   for (size_t t = 0; t < h.T; ++t) {
     double d_beta = 0, of_decay = 0;
     for (size_t i = 0; i < h.K; ++i) {
       const size_t at = t * h.K + i;
-      if ((t + 1) % h.writes == 0) put(out.q, t, place.key_head, i, size(math.scale) * g.q[at]);
+      if ((t + 1) % h.writes == 0) put(out.q, t, place.key_head, i, std::abs(math.scale) * g.q[at]);
       const double factor = h.beta[t] * h.erase[at];
       put(out.k, t, place.key_head, i, g.k[at], several);
-      put(out.*math.d_read_key, t, place.key_head, i, size(factor) * g.r[at], several);
+      put(out.*math.d_read_key, t, place.key_head, i, std::abs(factor) * g.r[at], several);
       put(out.b, t, place.key_head, i, g.b[at]);
-      put(out.erase, t, place.head, i, size(h.beta[t] * h.key[at]) * g.r[at]);
-      d_beta += size(h.erase[at] * h.key[at]) * g.r[at];
-      if (errors) d_beta += u * std::abs(h.erase[at] * h.key[at] * of->r[at]);
+      put(out.erase, t, place.head, i, std::abs(h.beta[t] * h.key[at]) * g.r[at]);
+      d_beta += std::abs(h.erase[at] * h.key[at]) * g.r[at] + u * std::abs(h.erase[at] * h.key[at] * of.r[at]);
       of_decay += g.log_a[at];
       if (out.log_decay.present() && out.log_decay.rank() == 4) {
         put(out.log_decay, t, place.head, i, g.log_a[at]);
@@ -275,10 +267,9 @@ void AddGradients(const DeltaMath& math, const Head& h, const Place& place, cons
     }
     for (size_t j = 0; j < h.V; ++j) {
       const size_t at = t * h.V + j;
-      put(out.v, t, place.head, j, size(h.beta[t] * h.write[at]) * g.w[at], several);
-      put(out.write, t, place.head, j, size(h.beta[t] * h.v[at]) * g.w[at]);
-      d_beta += size(h.write[at] * h.v[at]) * g.w[at];
-      if (errors) d_beta += u * std::abs(h.write[at] * h.v[at] * of->w[at]);
+      put(out.v, t, place.head, j, std::abs(h.beta[t] * h.write[at]) * g.w[at], several);
+      put(out.write, t, place.head, j, std::abs(h.beta[t] * h.v[at]) * g.w[at]);
+      d_beta += std::abs(h.write[at] * h.v[at]) * g.w[at] + u * std::abs(h.write[at] * h.v[at] * of.w[at]);
     }
     put_one(out.beta, t, d_beta, several);
     if (out.log_decay.present() && out.log_decay.rank() == 3 && t % h.writes == 0) {
@@ -404,21 +395,6 @@ ForwardErrors ErrorsOf(const Head& h, DType dtype) {
 
 }  // namespace
 
-void Reference(const ReferenceInputs& in, const Options& options, const DeltaMath& math, const ReferenceOutputs& out) {
-  mechanism::Clear(out.o);
-  ForEachHead(in, options, math, [&](const Place& place) {
-    const Head h = HeadOf(math, in, place);
-    Doubles S = h.S, found;
-    for (size_t t = 0; t < h.T; ++t) {
-      Advance(h, t, S, found);
-      for (size_t j = 0; (t + 1) % h.writes == 0 && j < h.V; ++j) {
-        Put(out.o, {place.batch, place.tokens[t], place.head, static_cast<int64_t>(j)}, Read(h, S, h.q, t, j));
-      }
-    }
-    PutState(out.final.S, place, S, h.V);
-  });
-}
-
 void Tolerance(const ReferenceInputs& in, const Options& options, const DeltaMath& math,
                const ReferenceOutputs& expected, const ReferenceOutputs& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
@@ -446,16 +422,6 @@ void Tolerance(const ReferenceInputs& in, const Options& options, const DeltaMat
       of_state[i] = errors.state[h.T][i % h.V] + rounding.u * std::abs(S[i]) + e.underflow;
     }
     PutState(tolerance.final.S, place, of_state, h.V);
-  });
-}
-
-void BackwardReference(const ReferenceBackwardInputs& in, const Options& options, const DeltaMath& math,
-                       const ReferenceGradients& out) {
-  ClearAll(out);
-  ForEachHead(in, options, math, [&](const Place& place) {
-    const Head h = HeadOf(math, in, place);
-    const HeadGradients g = Backward(h, GradientsOfO(in, place, h.writes), StateOf(in.d_final.S, place, h.K, h.V));
-    AddGradients(math, h, place, g, nullptr, 0, out);
   });
 }
 
@@ -551,7 +517,7 @@ void BackwardTolerance(const ReferenceBackwardInputs& in, const Options& options
     for (size_t i = 0; i < K * V; ++i) {
       g.S[i] = off[i % V] + by_key.u * std::abs(D[i]) + e.underflow;
     }
-    AddGradients(math, h, place, g, &true_values, by_key.chain, tolerance);
+    AddGradients(math, h, place, g, true_values, by_key.chain, tolerance);
   });
   // Sums over value heads and the conversion to the result's dtype add one rounding each.
   const double u = RoundingOf(in.q.dtype(), 1).u;

@@ -1,14 +1,14 @@
-// Delta rules in double, a token and an element at a time, and the error bounds of kernels against them.
-#ifndef HEED_MECHANISM_REFERENCE_DELTA_REFERENCE_INTERNAL_H_
-#define HEED_MECHANISM_REFERENCE_DELTA_REFERENCE_INTERNAL_H_
+// The error bounds of kernels of delta rules against their references.
+#ifndef HEED_MECHANISM_REFERENCE_DELTA_ROUNDING_INTERNAL_H_
+#define HEED_MECHANISM_REFERENCE_DELTA_ROUNDING_INTERNAL_H_
 
 #include "heed/mechanism/recurrent.h"
 #include "heed/mechanism/reference/recurrent_reference_internal.h"
 
 namespace heed::recurrent {
 
-// The equations of a delta rule as its reference states them, independent of the engine definition of its kernels; no
-// reference reads a definition.
+// The equations of a delta rule, whose tolerances follow from passes over its states and their gradients. They are
+// independent of the engine definition of its kernels.
 //
 //   S~_t = diag(exp(log_decay_t)) S_{t-1}      S: [K, V]
 //   S_t = S~_t + k_t (w_t - S~_t^T r_t)^T
@@ -32,13 +32,8 @@ struct DeltaMath {
   bool several_writes = false;
 };
 
-// The functions below depend on the equations only. Arguments are those of a kernel, which has checked them. Outputs
-// may be f64.
-void Reference(const ReferenceInputs& in, const Options& options, const DeltaMath& math, const ReferenceOutputs& out);
-void BackwardReference(const ReferenceBackwardInputs& in, const Options& options, const DeltaMath& math,
-                       const ReferenceGradients& out);
-
-// The tolerance of each output, derived in the .cc file.
+// The tolerance of each output, derived in the .cc file. It depends on the equations only. Arguments are those of a
+// kernel, which has checked them.
 void Tolerance(const ReferenceInputs& in, const Options& options, const DeltaMath& math,
                const ReferenceOutputs& expected, const ReferenceOutputs& tolerance);
 void BackwardTolerance(const ReferenceBackwardInputs& in, const Options& options, const DeltaMath& math,
@@ -46,4 +41,4 @@ void BackwardTolerance(const ReferenceBackwardInputs& in, const Options& options
 
 }  // namespace heed::recurrent
 
-#endif  // HEED_MECHANISM_REFERENCE_DELTA_REFERENCE_INTERNAL_H_
+#endif  // HEED_MECHANISM_REFERENCE_DELTA_ROUNDING_INTERNAL_H_
