@@ -1,4 +1,4 @@
-# Second derivatives and forward mode of heed.torch's mechanisms: compositions against kernels, PyTorch's numerical checks.
+# Second derivatives and forward mode of heed.torch's mechanisms: compositions against kernels, numerical checks.
 import itertools
 
 import pytest
@@ -10,8 +10,8 @@ from heed import _core  # noqa: E402
 from heed.torch import _second_derivatives  # noqa: E402
 from heed.torch._mechanisms import mechanisms  # noqa: E402
 
-SIZES = {"B": 2, "T": 5, "H": 1, "HV": 2, "K": 2, "V": 3, "R": 3, "C": 7, "M": 4, "D": 2, "n": 2, "P": 3, "G": 1, "N": 2,
-         "W": 3, "L": 3, "d": 2, "2": 2}
+SIZES = {"B": 2, "T": 5, "H": 1, "HV": 2, "K": 2, "V": 3, "R": 3, "C": 7, "M": 4, "D": 2, "n": 2, "P": 3, "G": 1,
+         "N": 2, "W": 3, "L": 3, "d": 2, "2": 2}
 OWN = {"rwkv4": {"C": 3}, "ssd": {"H": 2}}
 SEQUENCES = {
     "whole": {}, "one empty": {"lengths": [5, 0], "starts": [2, 0]}, "reverse": {"reverse": True},
@@ -79,7 +79,7 @@ def cases(name):
 
 
 def of_results(mechanism, results, o_alone=False):
-    """What gradients arrive at."""
+    """The results that gradients arrive at."""
     results = results if isinstance(results, tuple) else (results,)
     results = results[: 1 if o_alone else None]
     return [x for i, x in enumerate(results)

@@ -1,8 +1,8 @@
-# Every mechanism as a composition of three recurrences and functions of PyTorch, from which derivatives of derivatives come.
+# Mechanisms as compositions of three recurrences and functions of PyTorch, which has all derivatives of these.
 """Mechanisms as functions that PyTorch differentiates as often as it likes.
 
-A mechanism's own kernels have one derivative. Here each is written with three recurrences instead, whose backward passes
-are recurrences of the same kinds (`_second_derivatives.py`), so that the chain rule never ends:
+A mechanism's own kernels have one derivative. Here each is written with three recurrences instead, whose backward
+passes are recurrences of the same kinds (`_second_derivatives.py`), so that the chain rule never ends:
 
   gla     S_t = diag(exp(g_t)) S_{t-1} diag(exp(h_t)) + k_t v_t^T,                    o_t = S_t^T q_t
   rwkv7   S_t = diag(exp(g_t)) S_{t-1} + b_t (S_{t-1}^T a_t)^T + k_t v_t^T,           o_t = S_t^T r_t
@@ -27,7 +27,7 @@ _ops = torch.ops.heed
 
 
 class Sequences:
-    """Where the tokens of each sequence of a call are."""
+    """The places of the tokens of each sequence of a call."""
 
     def __init__(self, batch: int, tokens: int, lengths: Any, starts: Any, cu_seqlens: Any, reverse: bool, device: Any):
         self.batch, self.tokens, self.reverse = batch, tokens, reverse

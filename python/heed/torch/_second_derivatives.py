@@ -60,8 +60,8 @@ def _gla(scan: Scan, back: Scan, do: Tensor, dS: Any, q: Tensor, k: Tensor, v: T
     return dq, dk, dv, dg, dh, D
 
 
-def _rwkv7(scan: Scan, back: Scan, do: Tensor, dS: Any, r: Tensor, g: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor,
-           S: Any):
+def _rwkv7(scan: Scan, back: Scan, do: Tensor, dS: Any, r: Tensor, g: Tensor, k: Tensor, v: Tensor, a: Tensor,
+           b: Tensor, S: Any):
     none = torch.zeros_like(v)
 
     def read(by: Scan, query: Tensor, writes: Sequence[tuple[Tensor, Tensor]], decay: Tensor, state: Any) -> Tensor:
@@ -125,7 +125,8 @@ def _along_gla(scan: Scan, of: Sequence[Any], q: Tensor, k: Tensor, v: Tensor, g
     return along, final if c is None else final + c[:, -1, ..., None] * last
 
 
-def _along_rwkv7(scan: Scan, of: Sequence[Any], r: Tensor, g: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, S: Any):
+def _along_rwkv7(scan: Scan, of: Sequence[Any], r: Tensor, g: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor,
+                 S: Any):
     dr, dg, dk, dv, da, db, dS = of
     c = torch.zeros_like(g) if dg is None else (dg * scan.is_valid(dg)).cumsum(1)
     before = scan.previous(c, torch.zeros_like(c[:, 0]))
