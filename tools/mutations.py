@@ -3,7 +3,9 @@
 edits(path, text) gives every candidate of one C++ or Python file, and a rule names the kind of mistake. C++ needs no
 parser: a tokenizer that knows comments, strings and preprocessor lines is enough, as style puts spaces around binary
 operators and none inside angle brackets. An edit of something that is no expression does not compile, and is no mutant.
-No edit of a C++ file adds or removes a line, so that __LINE__ stays and equal code gives equal object files.
+No edit of a C++ file adds or removes a line.
+
+planted(text, choices) writes several C++ mutants into one text: at run time a number selects one of them, or none.
 """
 import ast
 import bisect
@@ -212,6 +214,35 @@ class CppFile:
         """The kind of the argument in tokens begin to end."""
         first = self.tokens[begin]
         return first.text if first.kind == "op" else first.kind, any(self.at(k) == "(" for k in range(begin, end))
+
+    def expression(self, edit):
+        """The token range of the whole expression around an edit, up to brackets, commas and assignments."""
+        begin = bisect.bisect_right(self.tokens, edit.begin, key=lambda token: token.end)
+        end = bisect.bisect_left(self.tokens, edit.end, key=lambda token: token.begin)
+        if edit.rule == "arguments":  # the call with the arguments
+            begin = self.enclosing[begin]
+            end = self.partner[begin] + 1
+        elif edit.rule == "branches":
+            begin -= 1
+        while begin > 0 and not self.opens(begin - 1) and self.level(begin - 1) != -1 and not (
+                self.begins_statement(begin)):
+            begin = self.partner[begin - 1] if self.closes(begin - 1) else begin - 1
+        while end < len(self.tokens) and not self.closes(end) and (self.opens(end) or self.level(end) != -1):
+            end = self.partner[end] + 1 if self.opens(end) else end + 1
+        return begin, end
+
+    def choice(self, edit, call):
+        """(begin, end, before, after): the text around [begin, end) with which `call` chooses, or None."""
+        if edit.rule == "statement":
+            return edit.begin, edit.end, f"if ({call}) {{}} else ", ""
+        first, last = self.expression(edit)
+        begin, end = self.tokens[first].begin, self.tokens[last - 1].end
+        mutant = self.text[begin:edit.begin] + edit.new + self.text[edit.end:end]
+        if any(match["skip"] and match["skip"].lstrip()[0] == "#" for match in CPP_TOKEN.finditer(mutant)):
+            return None
+        # On one line, without comments.
+        mutant = re.sub(r"\s*\n\s*", " ", CPP_TOKEN.sub(lambda match: "" if match["skip"] else match[0], mutant))
+        return begin, end, f"({call} ? ({mutant}) : (", "))"
 
     # The rules.
 
@@ -526,6 +557,18 @@ def edits(path, text):
         if text[edit.begin:edit.end] != edit.new:
             found.setdefault((edit.begin, edit.rule), edit)
     return [found[key] for key in sorted(found)]
+
+
+def planted(text, choices):
+    """The text with every choice in it, those nested in another one being part of what that leaves unchanged."""
+    pieces = []
+    for k, (begin, end, before, after) in enumerate(sorted(choices, key=lambda choice: (choice[0], -choice[1]))):
+        pieces += [(begin, 1, k, before), (end, 0, -k, after)]
+    parts, at = [], 0
+    for offset, _, _, piece in sorted(pieces):
+        parts += [text[at:offset], piece]
+        at = offset
+    return "".join(parts) + text[at:]
 
 
 def name_of(path, text, edit):
