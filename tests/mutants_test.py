@@ -159,6 +159,17 @@ class PlantTest(unittest.TestCase):
                 text = f"// A file.\n\nvoid F() {{\n{text}\n}}\n"
                 self.assertIn(planted, mutants.plant(self.mutants("a.cc", text, (rule, mutated))))
 
+    def test_an_expression_of_python_holds_the_choice(self):
+        for text, rule, mutated, planted in (
+                ("if a < b: f()", "compare", "a <= b", "if ((a <= b) if heed_mutant(1) else (a < b)): f()"),
+                ("x = y.any(a[1:2])", "logic", "all", "x = ((y.all) if heed_mutant(1) else (y.any))(a[1:2])"),
+                ("x = (a +\n b) * c", "term", "(a)", "x = (((a) if heed_mutant(1) else (a +\n b))) * c"),
+                ("f(x, y=1)", "keyword", "f(x, )", "((f(x, )) if heed_mutant(1) else (f(x, y=1)))"),
+                ("raise E(\n x)", "statement", "pass", "if not heed_mutant(1): raise E(\n x)"),
+                ("if a: raise E", "statement", "pass", "if a: raise E")):  # no syntax has a choice there
+            with self.subTest(text=text):
+                self.assertEqual(mutants.plant(self.mutants("a.py", text, (rule, mutated))), planted)
+
     def test_what_does_not_compile_is_dropped(self):
         text = "// A file.\n\nvoid F() {\n  x = a < b;\n}\n"
         mutant, = some = self.mutants("heed/a.cc", text, ("compare", "<="))
@@ -244,16 +255,6 @@ class BenchTest(unittest.TestCase):
                                         ("killed", "some_test: SIGSEGV, B/0.Three"), ("constant", "")])
             mutant.number = 1
             self.assertEqual(bench.try_mutant(mutant, 0.5)[1:], ("survived", "the first 1 of 2 chunks that reach it"))
-
-    def test_tests_that_speak_of_a_python_module_run_first(self):
-        bench = mutants.Bench.__new__(mutants.Bench)
-        bench.tree = ROOT
-        files = sorted((ROOT / "python/tests").glob("test_*.py"))
-        bench.seconds = {mutants.Chunk("pytest", (f"python/tests/{file.name}",)): 1 for file in files}
-        for module, test in (("select.py", "test_select.py"), ("plot.py", "test_plot.py")):
-            mutant = mutants.Mutant("", f"python/heed/{module}", "x = 1\n", edits("a.py", "x = 1\n")[0])
-            self.assertEqual(bench.chunks_of(mutant)[0].tests, (f"python/tests/{test}",))
-            self.assertEqual(len(bench.chunks_of(mutant)), len(files))
 
     def test_tests_and_references_are_left_alone(self):
         for pattern in ("heed/ops/delta/kda", "heed/mechanism", "python"):

@@ -4,12 +4,11 @@
 Usage: mutants.py [--seed N]... [--count N] [--files GLOB]... [--only NAME]... [--list] [--limit S] [--jobs N] [--dir D]
 
 tools/mutations.py makes the mutants; no text of the code is stored. A seed draws them, the same ones on every machine
-for the same tree. All of C++ are compiled at once, in a build for one SIMD target alone, AVX2 on x86-64, and an
-environment variable chooses one of them (tools/mutant.h). A run of every test without a mutant says which mutants each
+for the same tree. All are compiled at once, in a build for one SIMD target alone, AVX2 on x86-64, and an environment
+variable chooses one of them (tools/mutant.h). A run of every test without a mutant says which mutants each
 chunk of the tests reaches. Each mutant then meets the chunks that reach it, the quickest first, until one fails. One
 that is reached by none survives. A mutant of what the compiler alone evaluates cannot be chosen at run time, and is
-counted apart. Mutants of Python need no build: all of python/tests may reach them, and the tests that speak of the
-module come first.
+counted apart.
 Survivors are printed with their diff. Some of them change speed alone, so the exit status is 1 only where something
 does not run.
 """
@@ -34,7 +33,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
-from mutations import CppFile, draw, edits, name_of, planted
+from mutations import draw, edits, name_of, parsed, planted
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv/bin/python"
@@ -83,6 +82,8 @@ class Mutant:
         line = text[text.rfind("\n", 0, edit.begin) + 1:edit.end]
         # Which function of tools/mutant.h chooses; None where neither compiles.
         self.chooser = "HeedMutantAtRunTime" if re.search(r"\b(constexpr|enum|case)\b", line) else "HeedMutant"
+        if self.is_python:
+            self.chooser = "heed_mutant"
 
     def diff(self):
         before, after = self.clean.splitlines(keepends=True), self.edit.apply(self.clean).splitlines(keepends=True)
@@ -92,8 +93,8 @@ class Mutant:
     def is_python(self):
         return self.file.endswith(".py")
 
-    def choice(self, parsed):
-        return parsed.choice(self.edit, f"{self.chooser}({self.number})") if self.chooser else None
+    def choice(self, code):
+        return code.choice(self.edit, f"{self.chooser}({self.number})") if self.chooser else None
 
     def retreat(self, of_constant):
         self.chooser = "HeedMutantAtRunTime" if of_constant and self.chooser == "HeedMutant" else None
@@ -114,25 +115,25 @@ def mutants_of(patterns):
 
 
 def plant(mutants):
-    """The text of one C++ file with its mutants, without a line more."""
-    text = mutants[0].clean
-    parsed, choices = CppFile(text), []
+    """The text of one file with its mutants, of C++ without a line more."""
+    file, text, choices = mutants[0].file, mutants[0].clean, []
+    code = parsed(file, text)
     for mutant in mutants:
-        if choice := mutant.choice(parsed):
-            begin, end, _, _ = choice
-            if any(a < begin < b < end or begin < a < end < b for a, b, _, _ in choices):
-                mutant.chooser = None
-            else:
-                choices.append(choice)
-    # The first blank line, which is before or between the includes.
-    return re.sub(r"\n\n", '\n#include "tools/mutant.h"\n', planted(text, choices), count=1)
+        choice = mutant.choice(code)
+        if choice and not any(a < choice[0] < b < choice[1] or choice[0] < a < choice[1] < b for a, b, _, _ in choices):
+            choices.append(choice)
+        else:
+            mutant.chooser = None
+    # The first blank line of C++ is before or between the includes.
+    both = planted(text, choices)
+    return both if file.endswith(".py") else re.sub(r"\n\n", '\n#include "tools/mutant.h"\n', both, count=1)
 
 
 def blamed(output, mutants):
     """(mutant, of a constant) for those without which the output of a failed build would have fewer errors."""
     of_file = {}
     for mutant in mutants:
-        if not mutant.is_python and (choice := mutant.choice(CppFile(mutant.clean))):
+        if not mutant.is_python and (choice := mutant.choice(parsed(mutant.file, mutant.clean))):
             lines = [mutant.clean.count("\n", 0, offset) + 1 for offset in choice[:2]]
             of_file.setdefault(mutant.file, []).append((range(lines[0], lines[1] + 1), mutant))
     found = {}
@@ -162,7 +163,7 @@ class Bench:
     def __init__(self, folder, jobs, mutants):
         self.tree, self.folder, self.jobs, self.mutants = folder / "tree", folder, jobs, mutants
         self.build = self.tree / "build/release"  # where the Python tests look for programs
-        self.seconds, self.reached = {}, {}
+        self.package, self.seconds, self.reached = folder / "package", {}, {}
         with_python = any(mutant.file.startswith("python/") or "_py." in mutant.file for mutant in mutants)
         self.write(tracked_files())
         flags = "-O1 -DNDEBUG -w"
@@ -182,13 +183,10 @@ class Bench:
 
     def write(self, names):
         """The files of the copy, each where it differs alone, so that a kept build folder stays fresh."""
-        of_file = {}
-        for mutant in self.mutants:
-            if not mutant.is_python:
-                of_file.setdefault(mutant.file, []).append(mutant)
         for name in names:
             source, to = ROOT / name, self.tree / name
-            content = plant(of_file[name]).encode() if name in of_file else source.read_bytes()
+            some = [mutant for mutant in self.mutants if mutant.file == name and not mutant.is_python]
+            content = plant(some).encode() if some else source.read_bytes()
             if not to.exists() or to.read_bytes() != content:
                 to.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(source, to)
@@ -235,13 +233,13 @@ class Bench:
                           for k in range(0, len(tests), TESTS_OF_CHUNK)]
         return found
 
-    def fails(self, chunk, timeout, package, **more):
+    def fails(self, chunk, timeout, **more):
         """The failing test, or None. Tests run as in scripts/test, whatever --deep sets for others."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEED_")}
         environment.update({f"HEED_{name}": str(value) for name, value in more.items()})
         if chunk.program == "pytest":
             command = [PYTHON, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *chunk.tests]
-            environment.update(PYTHONPATH=str(package), HEED_BIN=str(self.build / "bin/heed"),
+            environment.update(PYTHONPATH=str(self.package), HEED_BIN=str(self.build / "bin/heed"),
                                OMP_WAIT_POLICY="passive", PYTHONDONTWRITEBYTECODE="1")
             failure, successes = r"^(?:FAILED|ERROR) (\S+)", (0, 5)  # 5: nothing there to run
         else:
@@ -265,16 +263,18 @@ class Bench:
             return f"{chunk.program}: exit {process.returncode}, {output.strip().rpartition(chr(10))[2]}"
         return None
 
-    def package(self, folder, mutant=None):
-        """heed as it would be installed, with a mutant of Python."""
-        shutil.copytree(self.tree / "python/heed", folder / "heed", ignore=shutil.ignore_patterns("__pycache__"))
+    def make_package(self):
+        """heed as it would be installed, with the mutants of Python."""
+        shutil.rmtree(self.package, ignore_errors=True)
+        shutil.copytree(self.tree / "python/heed", self.package / "heed", ignore=shutil.ignore_patterns("__pycache__"))
         for file in [*self.build.glob("_core*.so"), *self.build.glob("_core*.pyi")]:
-            (folder / "heed" / file.name).symlink_to(file)
+            shutil.copy(file, self.package / "heed")
         if (self.build / "torch.pyi").exists():
-            shutil.copy(self.build / "torch.pyi", folder / "heed/torch/__init__.pyi")
-        if mutant:
-            (folder / mutant.file.removeprefix("python/")).write_text(mutant.edit.apply(mutant.clean))
-        return folder
+            shutil.copy(self.build / "torch.pyi", self.package / "heed/torch/__init__.pyi")
+        shutil.copy(ROOT / "tools/mutant.py", self.package / "sitecustomize.py")
+        for file in {mutant.file for mutant in self.mutants if mutant.is_python}:
+            text = plant([mutant for mutant in self.mutants if mutant.file == file])
+            (self.package / file.removeprefix("python/")).write_text(text)
 
     def measure(self):
         """Runs the tests without a mutant: the seconds of each chunk, and the mutants that it reaches."""
@@ -284,58 +284,38 @@ class Bench:
                 self.seconds[Chunk(program, tuple(tests))] = seconds
                 self.reached[Chunk(program, tuple(tests))] = set(reached)
             return
-        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(self.jobs) as pool:
-            package = self.package(Path(folder) / "package")
 
-            def measure(chunk):
-                with tempfile.NamedTemporaryFile(dir=folder) as file:
-                    file.truncate(REACHED_BYTES)
-                    begin = time.monotonic()
-                    if failure := self.fails(chunk, None, package, MUTANTS_REACHED=file.name):
-                        return chunk, failure, set()
-                    content = Path(file.name).read_bytes()
-                    return chunk, time.monotonic() - begin, {k for k, byte in enumerate(content) if byte}
+        def measure(chunk):
+            with tempfile.NamedTemporaryFile() as file:
+                file.truncate(REACHED_BYTES)
+                begin = time.monotonic()
+                failure = self.fails(chunk, None, MUTANTS_REACHED=file.name)
+                content = Path(file.name).read_bytes()
+                return failure, time.monotonic() - begin, {k for k, byte in enumerate(content) if byte}
 
-            results = list(pool.map(measure, self.chunks()))
-        if failures := [failure for _, failure, _ in results if isinstance(failure, str)]:
-            raise MutantError("tests fail without a mutant:\n" + "\n".join(failures))
-        for chunk, seconds, reached in results:
-            self.seconds[chunk], self.reached[chunk] = seconds, reached
+        chunks = self.chunks()
+        with ThreadPoolExecutor(self.jobs) as pool:
+            for chunk, (failure, seconds, reached) in zip(chunks, pool.map(measure, chunks), strict=True):
+                if failure:
+                    print(f"left out, as it fails without a mutant: {failure}", flush=True)
+                else:
+                    self.seconds[chunk], self.reached[chunk] = seconds, reached
         kept.write_text(json.dumps([[*c, self.seconds[c], sorted(self.reached[c])] for c in self.seconds]))
-
-    def chunks_of(self, mutant):
-        """The chunks that may notice a mutant, in the order in which they run."""
-        if not mutant.is_python:
-            return sorted((c for c in self.seconds if mutant.number in self.reached[c]), key=self.seconds.get)
-        # Files of python/tests that import the module or speak of it come first.
-        words = set(re.split(r"[/_.]+", mutant.file)) - {"python", "heed", "py", "", "init", "nn"}
-        module = re.sub(r"^python/|(/__init__)?\.py$", "", mutant.file).replace("/", ".")
-        parent, _, last = module.rpartition(".")
-        speaks = re.compile(rf"\b({re.escape(module)}\b|from {re.escape(parent)} import [^\n]*\b{last}\b)")
-
-        def rank(chunk):
-            name, text = chunk.tests[0], (self.tree / chunk.tests[0]).read_text()
-            score = 2 * len(words & set(re.split(r"[/_.]+", name))) + 2 * bool(speaks.search(text)) + (
-                f"import {parent}" in text if parent != "heed" else 0)
-            return -score, self.seconds[chunk]
-
-        return sorted((chunk for chunk in self.seconds if chunk.program == "pytest"), key=rank)
 
     def try_mutant(self, mutant, limit):
         """The seconds and the outcome of a mutant, and what is said of it."""
-        begin, spent, chunks = time.monotonic(), 0, self.chunks_of(mutant)
+        begin, spent = time.monotonic(), 0
+        chunks = sorted((c for c in self.seconds if mutant.number in self.reached[c]), key=self.seconds.get)
         if not mutant.chooser:
             return 0, "not compiled", ""
         if not chunks:
-            return 0, *(("survived", "not reached") if mutant.chooser == "HeedMutant" else ("constant", ""))
-        with tempfile.TemporaryDirectory() as folder:
-            package = self.package(Path(folder) / "package", mutant if mutant.is_python else None)
-            for k, chunk in enumerate(chunks):
-                if limit and spent > limit:
-                    return time.monotonic() - begin, "survived", f"the first {k} of {len(chunks)} chunks that reach it"
-                spent += self.seconds[chunk]
-                if failure := self.fails(chunk, 30 + 5 * self.seconds[chunk], package, MUTANT=mutant.number):
-                    return time.monotonic() - begin, "killed", failure
+            return 0, *(("constant", "") if mutant.chooser == "HeedMutantAtRunTime" else ("survived", "not reached"))
+        for k, chunk in enumerate(chunks):
+            if limit and spent > limit:
+                return time.monotonic() - begin, "survived", f"the first {k} of {len(chunks)} chunks that reach it"
+            spent += self.seconds[chunk]
+            if failure := self.fails(chunk, 30 + 5 * self.seconds[chunk], MUTANT=mutant.number):
+                return time.monotonic() - begin, "killed", failure
         return time.monotonic() - begin, "survived", f"reached by {len(chunks)} chunks"
 
 
@@ -369,6 +349,8 @@ def main():
     bench = Bench(args.dir.resolve(), args.jobs, mutants)
     bench.compile()
     print(f"{len(mutants)} of {len(makers)} mutants, compiled after {time.monotonic() - begin:.0f} s", flush=True)
+    if bench.python_tests:
+        bench.make_package()
     bench.measure()
     print(f"{len(bench.seconds)} chunks of tests, which take {sum(bench.seconds.values()):.0f} s, ran after "
           f"{time.monotonic() - begin:.0f} s", flush=True)

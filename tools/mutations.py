@@ -5,7 +5,7 @@ parser: a tokenizer that knows comments, strings and preprocessor lines is enoug
 operators and none inside angle brackets. An edit of something that is no expression does not compile, and is no mutant.
 No edit of a C++ file adds or removes a line.
 
-planted(text, choices) writes several C++ mutants into one text: at run time a number selects one of them, or none.
+planted(text, choices) writes several mutants into one text: at run time a number selects one of them, or none.
 """
 import ast
 import bisect
@@ -406,6 +406,25 @@ class PythonFile(ast.NodeVisitor):
         self.visit(ast.parse(self.text))
         return self.found
 
+    def choice(self, edit, call):
+        """What CppFile.choice() returns, for the smallest expression around an edit."""
+        if edit.rule == "statement":
+            place = edit.begin, edit.end, f"if not {call}: ", ""
+        else:
+            spans, nodes = [], [ast.parse(self.text)]
+            for node in nodes:  # a list that grows
+                if isinstance(node, ast.expr) and not isinstance(node, (ast.Slice, ast.Starred, ast.JoinedStr)):
+                    spans.append(self.span(node))
+                nodes += [] if isinstance(node, ast.JoinedStr) else ast.iter_child_nodes(node)
+            begin, end = min(((a, b) for a, b in spans if a <= edit.begin and edit.end <= b), key=lambda s: s[1] - s[0])
+            mutant = self.text[begin:edit.begin] + edit.new + self.text[edit.end:end]
+            place = begin, end, f"(({mutant}) if {call} else (", "))"
+        try:
+            ast.parse(planted(self.text, [place]))
+        except SyntaxError:
+            return None
+        return place
+
     def span(self, node):
         return self.lines[node.lineno - 1] + node.col_offset, self.lines[node.end_lineno - 1] + node.end_col_offset
 
@@ -550,10 +569,14 @@ class PythonFile(ast.NodeVisitor):
         """Positions inside of it are not those of the file before Python 3.12."""
 
 
+def parsed(path, text):
+    return (PythonFile if path.endswith(".py") else CppFile)(text)
+
+
 def edits(path, text):
     """Every candidate of a file, in order; one per rule and place, none that changes nothing."""
     found = {}
-    for edit in (PythonFile if path.endswith(".py") else CppFile)(text).edits():
+    for edit in parsed(path, text).edits():
         if text[edit.begin:edit.end] != edit.new:
             found.setdefault((edit.begin, edit.rule), edit)
     return [found[key] for key in sorted(found)]
