@@ -28,12 +28,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from mutations import draw, edits, name_of, parsed, planted
+from mutations import edits, parsed, planted
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv/bin/python"
@@ -114,6 +115,25 @@ def mutants_of(patterns):
     return mutants
 
 
+def name_of(path, text, edit):
+    """The name of a mutant: its place and its rule."""
+    line = text.count("\n", 0, edit.begin) + 1
+    return f"{path}:{line}:{edit.begin - text.rfind(chr(10), 0, edit.begin)}:{edit.rule}"
+
+
+def draw(names, seed, count):
+    """Some of the names, each rule in turn, by a hash: the same on every machine, and of every Python."""
+    def key(name):
+        return hashlib.sha256(f"{seed} {name}".encode()).digest()
+
+    rules = defaultdict(list)
+    for name in sorted(names, key=key):
+        rules[name.rpartition(":")[2]].append(name)
+    order = sorted(rules, key=key)
+    turns = zip_longest(*(rules[rule] for rule in order))
+    return [name for turn in turns for name in turn if name][:count]
+
+
 def plant(mutants):
     """The text of one file with its mutants, of C++ without a line more."""
     file, text, choices = mutants[0].file, mutants[0].clean, []
@@ -191,7 +211,7 @@ class Bench:
                 to.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(source, to)
                 to.write_bytes(content)
-        self.digest = hashlib.sha256()
+        self.digest = hashlib.sha256("".join(mutant.name for mutant in self.mutants).encode())
         for file in sorted(f for f in self.tree.rglob("*") if f.is_file()):
             name = file.relative_to(self.tree).as_posix()
             if not name.startswith("build/"):

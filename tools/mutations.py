@@ -3,18 +3,14 @@
 edits(path, text) gives every candidate of one C++ or Python file, and a rule names the kind of mistake. C++ needs no
 parser: a tokenizer that knows comments, strings and preprocessor lines is enough, as style puts spaces around binary
 operators and none inside angle brackets. An edit of something that is no expression does not compile, and is no mutant.
-No edit of a C++ file adds or removes a line.
 
 planted(text, choices) writes several mutants into one text: at run time a number selects one of them, or none.
 """
 import ast
 import bisect
-import hashlib
 import io
 import re
 import tokenize
-from collections import defaultdict
-from itertools import zip_longest
 from typing import NamedTuple
 
 
@@ -154,11 +150,6 @@ class CppFile:
         """The text of tokens [begin, end)."""
         return self.text[self.tokens[begin].begin:self.tokens[end - 1].end] if begin < end else ""
 
-    def edit(self, rule, begin, end, new):
-        """Text [begin, end) replaced, with as many line ends as it had."""
-        missing = self.text.count("\n", begin, end) - new.count("\n")
-        return Edit(rule, begin, end, new + "\n" * missing)
-
     def level(self, i):
         """The precedence of an operator; -1 for tokens that end every expression, None for tokens inside an operand."""
         text = self.at(i)
@@ -289,11 +280,11 @@ class CppFile:
         if token.text in ("+", "-", "*", "/", "&&", "||"):
             level = LEVELS[token.text]
             end = self.operand_end(i + 1, level)
-            yield self.edit("term", self.tokens[i - 1].end, self.tokens[end - 1].end, "")
+            yield Edit("term", self.tokens[i - 1].end, self.tokens[end - 1].end, "")
             begin = self.operand_begin(i, level)
             if token.text != "/" and self.level(begin - 1) != level and begin < i:
                 to = self.tokens[i + 1].begin if token.text != "-" else token.begin
-                yield self.edit("term", self.tokens[begin].begin, to, "")
+                yield Edit("term", self.tokens[begin].begin, to, "")
 
     def of_branches(self, i):
         """The two results of a conditional expression, exchanged."""
@@ -309,7 +300,7 @@ class CppFile:
         yes, no = self.source(i + 1, k), self.source(k + 1, end)
         if yes and no and yes != no:
             between = self.text[self.tokens[k - 1].end:self.tokens[k + 1].begin]
-            yield self.edit("branches", self.tokens[i + 1].begin, self.tokens[end - 1].end, no + between + yes)
+            yield Edit("branches", self.tokens[i + 1].begin, self.tokens[end - 1].end, no + between + yes)
 
     def of_condition(self, i):
         opening = i + 1 + (self.at(i + 1) == "constexpr")
@@ -334,7 +325,7 @@ class CppFile:
         remaining = values[:1] if ROUNDINGS.fullmatch(name) else values[1:2] if name in MASKS else ()
         for part in remaining:
             rule, end = "mask" if name in MASKS else "rounding", self.tokens[self.partner[opening]].end
-            yield self.edit(rule, self.tokens[begin].begin, end, f"({self.source(*part)})")
+            yield Edit(rule, self.tokens[begin].begin, end, f"({self.source(*part)})")
         for k, (a, b) in enumerate(zip(arguments, arguments[1:], strict=False)):
             one, other = self.source(*a), self.source(*b)
             # Only arguments that look alike are exchanged, as most others differ in type.
@@ -343,7 +334,7 @@ class CppFile:
             if k == 0 and name in COMMUTATIVE:
                 continue
             between = self.text[self.tokens[a[1] - 1].end:self.tokens[b[0]].begin]
-            yield self.edit("arguments", self.tokens[a[0]].begin, self.tokens[b[1] - 1].end, other + between + one)
+            yield Edit("arguments", self.tokens[a[0]].begin, self.tokens[b[1] - 1].end, other + between + one)
 
     def begins_statement(self, i):
         before = self.at(i - 1)
@@ -381,7 +372,7 @@ class CppFile:
             acts = acts or self.at(end) in ASSIGNMENTS or self.at(end) in ("(", "++", "--")
             end = self.partner[end] + 1 if self.opens(end) else end + 1
         if acts:
-            yield self.edit("statement", token.begin, self.tokens[end - 1].end, "")
+            yield Edit("statement", token.begin, self.tokens[end - 1].end, "")
 
 
 class PythonFile(ast.NodeVisitor):
@@ -592,22 +583,3 @@ def planted(text, choices):
         parts += [text[at:offset], piece]
         at = offset
     return "".join(parts) + text[at:]
-
-
-def name_of(path, text, edit):
-    """The name of a mutant: its place and its rule."""
-    line = text.count("\n", 0, edit.begin) + 1
-    return f"{path}:{line}:{edit.begin - text.rfind(chr(10), 0, edit.begin)}:{edit.rule}"
-
-
-def draw(names, seed, count):
-    """Some of the names, each rule in turn, by a hash: the same on every machine, and of every Python."""
-    def key(name):
-        return hashlib.sha256(f"{seed} {name}".encode()).digest()
-
-    rules = defaultdict(list)
-    for name in sorted(names, key=key):
-        rules[name.rpartition(":")[2]].append(name)
-    order = sorted(rules, key=key)
-    turns = zip_longest(*(rules[rule] for rule in order))
-    return [name for turn in turns for name in turn if name][:count]
