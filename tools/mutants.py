@@ -69,12 +69,6 @@ def tracked_files():
     return sorted(name for name in set(names) if (ROOT / name).is_file() and "__pycache__" not in name)
 
 
-def limit_memory():
-    """Limits the memory of a test's process, as a mutant may allocate without end."""
-    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    resource.setrlimit(resource.RLIMIT_DATA, (size, size))
-
-
 class Mutant:
     """One mistake. Its number chooses it at run time."""
 
@@ -183,7 +177,7 @@ class Bench:
     def __init__(self, folder, jobs, mutants):
         self.tree, self.folder, self.jobs, self.mutants = folder / "tree", folder, jobs, mutants
         self.build = self.tree / "build/release"  # where the Python tests look for programs
-        self.package, self.seconds, self.reached = folder / "package", {}, {}
+        self.package, self.seconds, self.reached, self.failures = folder / "package", {}, {}, []
         with_python = any(mutant.file.startswith("python/") or "_py." in mutant.file for mutant in mutants)
         self.write(tracked_files())
         flags = "-O1 -DNDEBUG -w"
@@ -260,15 +254,14 @@ class Bench:
         if chunk.program == "pytest":
             command = [PYTHON, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *chunk.tests]
             environment.update(PYTHONPATH=str(self.package), HEED_BIN=str(self.build / "bin/heed"),
-                               OMP_WAIT_POLICY="passive", PYTHONDONTWRITEBYTECODE="1")
+                               OMP_WAIT_POLICY="passive")
             failure, successes = r"^(?:FAILED|ERROR) (\S+)", (0, 5)  # 5: nothing there to run
         else:
             command = [self.build / "bin" / chunk.program, "--gtest_brief=1", "--gtest_fail_fast"]
             environment["GTEST_FILTER"] = ":".join(chunk.tests)
             failure, successes = r"^\[  FAILED  \] ([^\s,]+)", (0,)
         with subprocess.Popen([str(c) for c in command], cwd=self.tree, env=environment, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
-                              preexec_fn=limit_memory) as process:
+                              stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True) as process:
             try:
                 output, _ = process.communicate(timeout=timeout)
             except subprocess.TimeoutExpired:
@@ -317,7 +310,8 @@ class Bench:
         with ThreadPoolExecutor(self.jobs) as pool:
             for chunk, (failure, seconds, reached) in zip(chunks, pool.map(measure, chunks), strict=True):
                 if failure:
-                    print(f"left out, as it fails without a mutant: {failure}", flush=True)
+                    print(f"fails without a mutant: {failure}", flush=True)
+                    self.failures.append(failure)
                 else:
                     self.seconds[chunk], self.reached[chunk] = seconds, reached
         kept.write_text(json.dumps([[*c, self.seconds[c], sorted(self.reached[c])] for c in self.seconds]))
@@ -369,6 +363,9 @@ def main():
     bench = Bench(args.dir.resolve(), args.jobs, mutants)
     bench.compile()
     print(f"{len(mutants)} of {len(makers)} mutants, compiled after {time.monotonic() - begin:.0f} s", flush=True)
+    # Tests inherit the limit: a mutant may allocate without end.
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    resource.setrlimit(resource.RLIMIT_DATA, (size, size))
     if bench.python_tests:
         bench.make_package()
     bench.measure()
@@ -387,6 +384,8 @@ def main():
     print(f"\n{len(mutants)} mutants in {time.monotonic() - begin:.0f} s: {outcomes['killed']} killed, "
           f"{outcomes['survived']} survived, {outcomes['constant']} of constants, which are not chosen at run time, "
           f"{outcomes['not compiled']} did not compile")
+    if bench.failures:
+        raise MutantError(f"tests that fail without a mutant were left out: {', '.join(bench.failures)}")
 
 
 if __name__ == "__main__":
