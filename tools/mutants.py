@@ -75,7 +75,7 @@ class Mutant:
     def __init__(self, name, file, text, edit):
         self.name, self.file, self.clean, self.edit, self.number = name, file, text, edit, 0
         line = text[text.rfind("\n", 0, edit.begin) + 1:edit.end]
-        # Which function of tools/mutant.h chooses; None where neither compiles.
+        # A function of tools/mutant.h; None where neither of the two compiles.
         self.chooser = "HeedMutantAtRunTime" if re.search(r"\b(constexpr|enum|case)\b", line) else "HeedMutant"
         if self.is_python:
             self.chooser = "heed_mutant"

@@ -398,7 +398,7 @@ class PythonFile(ast.NodeVisitor):
         return self.found
 
     def choice(self, edit, call):
-        """What CppFile.choice() returns, for the smallest expression around an edit."""
+        """Returns what CppFile.choice() does, for the smallest expression around an edit."""
         if edit.rule == "statement":
             place = edit.begin, edit.end, f"if not {call}: ", ""
         else:
