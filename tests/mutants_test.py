@@ -151,6 +151,8 @@ class PlantTest(unittest.TestCase):
                 ("x = a + f(b - 1) * c;", "decrease", "b - 0",
                  "x = a + f((HeedMutant(1) ? (b - 0) : (b - 1))) * c;"),
                 ("else x += a + b;", "arithmetic", "x -=", "else (HeedMutant(1) ? (x -= a + b) : (x += a + b));"),
+                ("x += y = a ? b : c;", "arithmetic", "x -=",
+                 "(HeedMutant(1) ? (x -= y = a ? b : c) : (x += y = a ? b : c));"),
                 ("return a < b ? c : d;", "branches", "? d : c",
                  "return (HeedMutant(1) ? (a < b ? d : c) : (a < b ? c : d));"),
                 ("T x = std::min(S{1}, // y\n g(z));", "minmax", "max",

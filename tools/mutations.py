@@ -210,6 +210,7 @@ class CppFile:
         """The token range of the whole expression around an edit, up to brackets, commas and assignments."""
         begin = bisect.bisect_right(self.tokens, edit.begin, key=lambda token: token.end)
         end = bisect.bisect_left(self.tokens, edit.end, key=lambda token: token.begin)
+        assigns = self.at(begin) in ASSIGNMENTS  # whose right side has the lowest precedence
         if edit.rule == "arguments":  # the call with the arguments
             begin = self.enclosing[begin]
             end = self.partner[begin] + 1
@@ -218,7 +219,8 @@ class CppFile:
         while begin > 0 and not self.opens(begin - 1) and self.level(begin - 1) != -1 and not (
                 self.begins_statement(begin)):
             begin = self.partner[begin - 1] if self.closes(begin - 1) else begin - 1
-        while end < len(self.tokens) and not self.closes(end) and (self.opens(end) or self.level(end) != -1):
+        while end < len(self.tokens) and not self.closes(end) and (self.opens(end) or not (
+                self.at(end) in (",", ";") if assigns else self.level(end) == -1)):
             end = self.partner[end] + 1 if self.opens(end) else end + 1
         return begin, end
 
