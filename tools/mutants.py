@@ -44,7 +44,7 @@ FILES = ("heed/core", "heed/cuda", "heed/engines", "heed/io", "heed/layers", "he
 # Tests, what they are made of, and what they compare with.
 LEFT_ALONE = re.compile(r".*(_test|_case|_reference)(_internal)?\.\w+|.*/(tests|cases|reference)/.*")
 REACHED_BYTES = 1 << 14  # kHeedMutants of tools/mutant.h
-TESTS_OF_CHUNK = 30
+TESTS_OF_CHUNK = 10
 NOT_HERE = {
     "CostTest.AWindowCostsWhatAWindowContains",  # measures time
     # Tests that need AMX, which the only target of this build does not have.
