@@ -1,7 +1,8 @@
-"""The rules of tools/mutations.py, on small snippets and on files of the tree. It needs the standard library alone."""
+"""tools/mutations.py on small snippets and on files of the tree, and tools/mutants.py on small programs."""
 import ast
 import random
-import re
+import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -10,7 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 import mutants  # noqa: E402
-from mutations import CPP_TOKEN, draw, edits, name_of  # noqa: E402
+from mutants import draw, name_of  # noqa: E402
+from mutations import CPP_TOKEN, edits  # noqa: E402
 
 
 def changed(path, text):
@@ -48,7 +50,7 @@ class MutationsTest(unittest.TestCase):
                  ("branches", "x = c ? f(a, b) : d ? e : 1;")),
                 ("x = std::min(a, b);", ("minmax", "x = std::max(a, b);")),
                 ("x = hn::IfThenElse(m, a, b);", ("mask", "x = (a);")),
-                ("x = hn::IfThenElseZero(\n    m, a);", ("mask", "x = (a)\n;")),
+                ("x = hn::IfThenElseZero(\n    m, a);", ("mask", "x = (a);")),
                 ("x = std::floor(y);", ("rounding", "x = std::ceil(y);")),
                 ("x = hn::Round(y);", ("rounding", "x = (y);")),
                 ("Move(x, y);", ("arguments", "Move(y, x);"), ("statement", ";")),
@@ -96,23 +98,24 @@ class MutationsTest(unittest.TestCase):
                      "void F() {\n  S<T> a(b);\n  T* c = d;\n  auto e = f;\n}"):
             self.assertEqual(changed("a.cc", text), [])
 
-    def test_edits_of_real_files_apply(self):
+    def test_edits_of_real_files_apply_and_are_planted(self):
         some = random.Random(1)
         for path in ("heed/engines/recurrence/step-inl.h", "heed/engines/scan/heads-inl.h", "heed/state/pages.cc",
                      "heed/mechanism/recurrent.cc", "heed/simd/convert-inl.h"):
             text = (ROOT / path).read_text()
-            comments = [match.group() for match in CPP_TOKEN.finditer(text) if match.group("skip")]
+            comments = {match.group() for match in CPP_TOKEN.finditer(text) if match.group("skip")}
             found = edits(path, text)
             self.assertGreater(len(found), 60, path)
-            for edit in some.sample(found, 60):
-                mutated = edit.apply(text)
+            planted = mutants.plant([mutants.Mutant("", path, text, edit) for edit in found])
+            self.assertEqual(planted.count("\n"), text.count("\n"))
+            self.assertGreater(planted.count("(0)"), 0.95 * len(found))
+            for mutated in (planted, *(edit.apply(text) for edit in some.sample(found, 60))):
                 self.assertNotEqual(mutated, text)
-                self.assertEqual(mutated.count("\n"), text.count("\n"), edit)
-                of_edit = brackets(mutated)
-                for pair in ("()", "[]", "{}"):
-                    self.assertEqual(of_edit.count(pair[0]), of_edit.count(pair[1]), edit)
-                kept = [match.group() for match in CPP_TOKEN.finditer(mutated) if match.group("skip")]
-                self.assertTrue(set(kept) <= set(comments), edit)
+                left = brackets(mutated)
+                for opening, closing in ("()", "[]", "{}"):
+                    self.assertEqual(left.count(opening), left.count(closing))
+                kept = {match.group() for match in CPP_TOKEN.finditer(mutated) if match.group("skip")}
+                self.assertLessEqual(kept - comments, {'#include "tools/mutant.h"'})
         for path in sorted((ROOT / "python/heed").glob("*.py")):
             text = path.read_text()
             found = edits(path.name, text)
@@ -132,47 +135,124 @@ class MutationsTest(unittest.TestCase):
         self.assertEqual(draw([f"a:{i}:1:term" for i in range(6)], 1, 3), ["a:1:1:term", "a:5:1:term", "a:3:1:term"])
 
 
-class NearTest(unittest.TestCase):
-    includes = mutants.Includes()
+class PlantTest(unittest.TestCase):
+    def mutants(self, path, text, *which):
+        """Mutants of a text by rule and by what they change it into."""
+        found = []
+        for rule, new in which:
+            edit = next(edit for edit in edits(path, text) if edit.rule == rule and new in edit.apply(text))
+            found.append(mutants.Mutant(f"{path}:{len(found)}", path, text, edit))
+            found[-1].number = len(found)
+        return found
 
-    def test_tests_near_a_file(self):
-        for file, program, test in (
-                ("heed/ops/delta/kda/kda.cc", "random_options_test", "*/kda"),
-                ("heed/engines/recurrence/step-inl.h", "conformance_test", "*/gla_*"),
-                ("heed/state/page_pool.cc", "heed_op_tests", "PagePoolTest.UnitsAreApartAndAligned"),
-                ("heed/state/nsa_cache.cc", "heed_op_tests", "NsaAttendTest.TokenByTokenAndInChunksItIsForward"),
-                ("heed/engines/scan/cuda/backward_block.h", "cuda_scan_test", "*"),
-                ("python/heed/select.py", "pytest", "python/tests/test_select.py"),
-                ("python/mechanism/recurrent.cc", "pytest", "python/tests/test_recurrent.py")):
-            self.assertIn(test, re.split("[: ]", dict(self.includes.near(file))[program]), file)
+    def test_an_expression_holds_the_choice(self):
+        for text, rule, mutated, planted in (
+                ("if (a < b) f();", "compare", "a <= b", "if ((HeedMutant(1) ? (a <= b) : (a < b))) f();"),
+                ("x = a + f(b - 1) * c;", "decrease", "b - 0",
+                 "x = a + f((HeedMutant(1) ? (b - 0) : (b - 1))) * c;"),
+                ("else x += a + b;", "arithmetic", "x -=", "else (HeedMutant(1) ? (x -= a + b) : (x += a + b));"),
+                ("x += y = a ? b : c;", "arithmetic", "x -=",
+                 "(HeedMutant(1) ? (x -= y = a ? b : c) : (x += y = a ? b : c));"),
+                ("return a < b ? c : d;", "branches", "? d : c",
+                 "return (HeedMutant(1) ? (a < b ? d : c) : (a < b ? c : d));"),
+                ("T x = std::min(S{1}, // y\n g(z));", "minmax", "max",
+                 "T x = (HeedMutant(1) ? (std::max(S{1}, g(z))) : (std::min(S{1}, // y\n g(z))));"),
+                ("Move(x, y);", "arguments", "y, x", "(HeedMutant(1) ? (Move(y, x)) : (Move(x, y)));"),
+                ("if (a) Move(x);", "statement", "if (a) ;", "if (a) if (HeedMutant(1)) {} else Move(x);")):
+            with self.subTest(text=text):
+                text = f"// A file.\n\nvoid F() {{\n{text}\n}}\n"
+                self.assertIn(planted, mutants.plant(self.mutants("a.cc", text, (rule, mutated))))
 
-    def test_filters_name_tests_that_there_are(self):
-        for file, text in self.includes.texts.items():
-            if file.endswith("_test.cc"):
-                has_tests = re.search(r"^(TYPED_)?TEST", text, re.M) is not None
-                self.assertEqual(self.includes.filter_of([file]) != "", has_tests, file)
+    def test_an_expression_of_python_holds_the_choice(self):
+        for text, rule, mutated, planted in (
+                ("if a < b: f()", "compare", "a <= b", "if ((a <= b) if heed_mutant(1) else (a < b)): f()"),
+                ("x = y.any(a[1:2])", "logic", "all", "x = ((y.all) if heed_mutant(1) else (y.any))(a[1:2])"),
+                ("x = (a +\n b) * c", "term", "(a)", "x = (((a) if heed_mutant(1) else (a +\n b))) * c"),
+                ("f(x, y=1)", "keyword", "f(x, )", "((f(x, )) if heed_mutant(1) else (f(x, y=1)))"),
+                ("raise E(\n x)", "statement", "pass", "if not heed_mutant(1): raise E(\n x)"),
+                ("if a: raise E", "statement", "pass", "if a: raise E")):  # no syntax has a choice there
+            with self.subTest(text=text):
+                self.assertEqual(mutants.plant(self.mutants("a.py", text, (rule, mutated))), planted)
+
+    def test_what_does_not_compile_is_dropped(self):
+        text = "// A file.\n\nvoid F() {\n  x = a < b;\n}\n"
+        mutant, = some = self.mutants("heed/a.cc", text, ("compare", "<="))
+
+        def fail(message):
+            output = f"[1/2] Building\nFAILED: a.o\n/x/tree/heed/a.cc:4:7: error: {message}\n"
+            self.assertEqual(list(mutants.blamed(output, some)), some)
+            mutant.retreat(mutants.blamed(output, some)[mutant])
+            return mutants.plant(some)
+
+        self.assertIn("(HeedMutantAtRunTime(1) ? (a <= b) : (a < b));", fail("x is not a constant expression"))
+        self.assertEqual(fail("operands to '?:' differ"), text.replace("\n\n", '\n#include "tools/mutant.h"\n'))
+        self.assertIsNone(mutant.chooser)
+
+    @unittest.skipUnless(shutil.which("c++"), "no compiler")
+    def test_the_environment_chooses_and_a_file_records(self):
+        text = """// A program.
+
+#include <cstdio>
+constexpr int Twice(int n) { return n + n; }
+static_assert(Twice(2) == 4);
+int main(int n, char**) {
+  int x = 3;
+  if (n == 2) x = 9;
+  for (int i = 0; i < 2; ++i) x += Twice(i);
+  x = n > 5 ? 0 : x;
+  std::printf("%d", x);
+}
+"""
+        some = self.mutants("a.cc", text, ("arithmetic", "n - n"), ("increase", "x = 4"), ("increase", "i < 3"),
+                            ("increase", "x = 10"), ("arithmetic", "x -="), ("branches", "x : 0"),
+                            ("negate", "!(n == 2)"))
+        with tempfile.TemporaryDirectory() as folder:
+            source, program, reached = (Path(folder) / name for name in ("a.cc", "a", "reached"))
+            source.write_text(mutants.plant(some))
+            subprocess.run(["c++", "-std=c++20", "-w", "-I", ROOT, source, "-o", program], check=True)
+            results = []
+            for number in range(8):
+                reached.write_bytes(bytes(mutants.REACHED_BYTES))
+                environment = {"HEED_MUTANT": str(number), "HEED_MUTANTS_REACHED": str(reached)}
+                results.append(subprocess.run([program], env=environment, capture_output=True, check=True).stdout)
+            self.assertEqual(results, [b"5", b"3", b"6", b"9", b"5", b"1", b"0", b"11"])
+            self.assertEqual(reached.read_bytes()[:9], bytes([0, 1, 1, 1, 1, 1, 1, 1, 0]))  # of x = 9, which 7 reaches
+
+
+class BenchTest(unittest.TestCase):
+    def test_chunks_that_reach_a_mutant_run_and_the_quickest_first(self):
+        bench = mutants.Bench.__new__(mutants.Bench)
+        with tempfile.TemporaryDirectory() as folder:
+            bench.tree = bench.build = Path(folder)
+            bench.programs, bench.python_tests = ["some_test"], []
+            (bench.tree / "python/heed").mkdir(parents=True)
+            (bench.build / "bin").mkdir()
+            program = bench.build / "bin/some_test"
+            program.write_text("""#!/bin/sh
+[ "$1" != --gtest_list_tests ] || printf 'A.\\n  One\\n  DISABLED_Two\\nB/0.  # TypeParam = int\\n  Three  # 1\\n'
+[ "$GTEST_FILTER$HEED_MUTANT" = B/0.Three1 ] && echo '[  FAILED  ] B/0.Three, where' && exit 1
+[ "$GTEST_FILTER$HEED_MUTANT" != B/0.Three4 ] || kill -SEGV $$
+""")
+            program.chmod(0o755)
+            one, three = mutants.Chunk("some_test", ("A.One",)), mutants.Chunk("some_test", ("B/0.Three",))
+            self.assertEqual(bench.chunks(), [one, three])
+            bench.seconds, bench.reached = {three: 2, one: 1}, {three: {1, 4}, one: {1, 3}}
+            text = "// A file.\n\nint x = a < b;\n"
+            outcomes = []
+            for number in range(1, 6):
+                mutant = mutants.Mutant("a", "a.cc", text, edits("a.cc", text)[0])
+                mutant.number, mutant.chooser = number, "HeedMutantAtRunTime" if number == 5 else "HeedMutant"
+                outcomes.append(bench.try_mutant(mutant, None)[1:])
+            self.assertEqual(outcomes, [("killed", "some_test: B/0.Three"), ("survived", "not reached"),
+                                        ("survived", "reached by 1 chunks"),
+                                        ("killed", "some_test: SIGSEGV, B/0.Three"), ("constant", "")])
+            mutant.number = 1
+            self.assertEqual(bench.try_mutant(mutant, 0.5)[1:], ("survived", "the first 1 of 2 chunks that reach it"))
 
     def test_tests_and_references_are_left_alone(self):
-        for pattern in ("heed/ops/delta/kda", "python"):
+        for pattern in ("heed/ops/delta/kda", "heed/mechanism", "python"):
             for name in mutants.mutants_of([pattern]):
-                self.assertNotRegex(name, r"_(test|case|reference)\.|/tests/")
-
-
-class SnapshotTest(unittest.TestCase):
-    def test_a_build_returns_to_what_it_was(self):
-        with tempfile.TemporaryDirectory() as folder:
-            bench = mutants.Bench.__new__(mutants.Bench)
-            bench.build, bench.keep = Path(folder) / "build", Path(folder) / "clean"
-            bench.build.mkdir()
-            (bench.build / "a.o").write_text("1")
-            bench.remember()
-            (bench.build / "a.o").write_text("1")
-            self.assertFalse(bench.changes_objects())
-            (bench.build / "a.o").write_text("22")
-            (bench.build / "b.o").write_text("3")
-            self.assertTrue(bench.changes_objects())
-            bench.restore()
-            self.assertEqual({file.name: file.read_text() for file in bench.build.iterdir()}, {"a.o": "1"})
+                self.assertNotRegex(name, r"_(test|case|reference)\.|/tests/|/reference/")
 
 
 if __name__ == "__main__":

@@ -3,16 +3,14 @@
 edits(path, text) gives every candidate of one C++ or Python file, and a rule names the kind of mistake. C++ needs no
 parser: a tokenizer that knows comments, strings and preprocessor lines is enough, as style puts spaces around binary
 operators and none inside angle brackets. An edit of something that is no expression does not compile, and is no mutant.
-No edit of a C++ file adds or removes a line, so that __LINE__ stays and equal code gives equal object files.
+
+planted(text, choices) writes several mutants into one text: at run time a number selects one of them, or none.
 """
 import ast
 import bisect
-import hashlib
 import io
 import re
 import tokenize
-from collections import defaultdict
-from itertools import zip_longest
 from typing import NamedTuple
 
 
@@ -152,11 +150,6 @@ class CppFile:
         """The text of tokens [begin, end)."""
         return self.text[self.tokens[begin].begin:self.tokens[end - 1].end] if begin < end else ""
 
-    def edit(self, rule, begin, end, new):
-        """Text [begin, end) replaced, with as many line ends as it had."""
-        missing = self.text.count("\n", begin, end) - new.count("\n")
-        return Edit(rule, begin, end, new + "\n" * missing)
-
     def level(self, i):
         """The precedence of an operator; -1 for tokens that end every expression, None for tokens inside an operand."""
         text = self.at(i)
@@ -213,6 +206,37 @@ class CppFile:
         first = self.tokens[begin]
         return first.text if first.kind == "op" else first.kind, any(self.at(k) == "(" for k in range(begin, end))
 
+    def expression(self, edit):
+        """The token range of the whole expression around an edit, up to brackets, commas and assignments."""
+        begin = bisect.bisect_right(self.tokens, edit.begin, key=lambda token: token.end)
+        end = bisect.bisect_left(self.tokens, edit.end, key=lambda token: token.begin)
+        assigns = self.at(begin) in ASSIGNMENTS  # whose right side has the lowest precedence
+        if edit.rule == "arguments":  # the call with the arguments
+            begin = self.enclosing[begin]
+            end = self.partner[begin] + 1
+        elif edit.rule == "branches":
+            begin -= 1
+        while begin > 0 and not self.opens(begin - 1) and self.level(begin - 1) != -1 and not (
+                self.begins_statement(begin)):
+            begin = self.partner[begin - 1] if self.closes(begin - 1) else begin - 1
+        while end < len(self.tokens) and not self.closes(end) and (self.opens(end) or not (
+                self.at(end) in (",", ";") if assigns else self.level(end) == -1)):
+            end = self.partner[end] + 1 if self.opens(end) else end + 1
+        return begin, end
+
+    def choice(self, edit, call):
+        """(begin, end, before, after): the text around [begin, end) with which `call` chooses, or None."""
+        if edit.rule == "statement":
+            return edit.begin, edit.end, f"if ({call}) {{}} else ", ""
+        first, last = self.expression(edit)
+        begin, end = self.tokens[first].begin, self.tokens[last - 1].end
+        mutant = self.text[begin:edit.begin] + edit.new + self.text[edit.end:end]
+        if any(match["skip"] and match["skip"].lstrip()[0] == "#" for match in CPP_TOKEN.finditer(mutant)):
+            return None
+        # On one line, without comments.
+        mutant = re.sub(r"\s*\n\s*", " ", CPP_TOKEN.sub(lambda match: "" if match["skip"] else match[0], mutant))
+        return begin, end, f"({call} ? ({mutant}) : (", "))"
+
     # The rules.
 
     def edits(self):
@@ -258,11 +282,11 @@ class CppFile:
         if token.text in ("+", "-", "*", "/", "&&", "||"):
             level = LEVELS[token.text]
             end = self.operand_end(i + 1, level)
-            yield self.edit("term", self.tokens[i - 1].end, self.tokens[end - 1].end, "")
+            yield Edit("term", self.tokens[i - 1].end, self.tokens[end - 1].end, "")
             begin = self.operand_begin(i, level)
             if token.text != "/" and self.level(begin - 1) != level and begin < i:
                 to = self.tokens[i + 1].begin if token.text != "-" else token.begin
-                yield self.edit("term", self.tokens[begin].begin, to, "")
+                yield Edit("term", self.tokens[begin].begin, to, "")
 
     def of_branches(self, i):
         """The two results of a conditional expression, exchanged."""
@@ -278,7 +302,7 @@ class CppFile:
         yes, no = self.source(i + 1, k), self.source(k + 1, end)
         if yes and no and yes != no:
             between = self.text[self.tokens[k - 1].end:self.tokens[k + 1].begin]
-            yield self.edit("branches", self.tokens[i + 1].begin, self.tokens[end - 1].end, no + between + yes)
+            yield Edit("branches", self.tokens[i + 1].begin, self.tokens[end - 1].end, no + between + yes)
 
     def of_condition(self, i):
         opening = i + 1 + (self.at(i + 1) == "constexpr")
@@ -303,7 +327,7 @@ class CppFile:
         remaining = values[:1] if ROUNDINGS.fullmatch(name) else values[1:2] if name in MASKS else ()
         for part in remaining:
             rule, end = "mask" if name in MASKS else "rounding", self.tokens[self.partner[opening]].end
-            yield self.edit(rule, self.tokens[begin].begin, end, f"({self.source(*part)})")
+            yield Edit(rule, self.tokens[begin].begin, end, f"({self.source(*part)})")
         for k, (a, b) in enumerate(zip(arguments, arguments[1:], strict=False)):
             one, other = self.source(*a), self.source(*b)
             # Only arguments that look alike are exchanged, as most others differ in type.
@@ -312,7 +336,7 @@ class CppFile:
             if k == 0 and name in COMMUTATIVE:
                 continue
             between = self.text[self.tokens[a[1] - 1].end:self.tokens[b[0]].begin]
-            yield self.edit("arguments", self.tokens[a[0]].begin, self.tokens[b[1] - 1].end, other + between + one)
+            yield Edit("arguments", self.tokens[a[0]].begin, self.tokens[b[1] - 1].end, other + between + one)
 
     def begins_statement(self, i):
         before = self.at(i - 1)
@@ -350,7 +374,7 @@ class CppFile:
             acts = acts or self.at(end) in ASSIGNMENTS or self.at(end) in ("(", "++", "--")
             end = self.partner[end] + 1 if self.opens(end) else end + 1
         if acts:
-            yield self.edit("statement", token.begin, self.tokens[end - 1].end, "")
+            yield Edit("statement", token.begin, self.tokens[end - 1].end, "")
 
 
 class PythonFile(ast.NodeVisitor):
@@ -374,6 +398,25 @@ class PythonFile(ast.NodeVisitor):
     def edits(self):
         self.visit(ast.parse(self.text))
         return self.found
+
+    def choice(self, edit, call):
+        """Returns what CppFile.choice() does, for the smallest expression around an edit."""
+        if edit.rule == "statement":
+            place = edit.begin, edit.end, f"if not {call}: ", ""
+        else:
+            spans, nodes = [], [ast.parse(self.text)]
+            for node in nodes:  # a list that grows
+                if isinstance(node, ast.expr) and not isinstance(node, (ast.Slice, ast.Starred, ast.JoinedStr)):
+                    spans.append(self.span(node))
+                nodes += [] if isinstance(node, ast.JoinedStr) else ast.iter_child_nodes(node)
+            begin, end = min(((a, b) for a, b in spans if a <= edit.begin and edit.end <= b), key=lambda s: s[1] - s[0])
+            mutant = self.text[begin:edit.begin] + edit.new + self.text[edit.end:end]
+            place = begin, end, f"(({mutant}) if {call} else (", "))"
+        try:
+            ast.parse(planted(self.text, [place]))
+        except SyntaxError:
+            return None
+        return place
 
     def span(self, node):
         return self.lines[node.lineno - 1] + node.col_offset, self.lines[node.end_lineno - 1] + node.end_col_offset
@@ -519,29 +562,26 @@ class PythonFile(ast.NodeVisitor):
         """Positions inside of it are not those of the file before Python 3.12."""
 
 
+def parsed(path, text):
+    return (PythonFile if path.endswith(".py") else CppFile)(text)
+
+
 def edits(path, text):
     """Every candidate of a file, in order; one per rule and place, none that changes nothing."""
     found = {}
-    for edit in (PythonFile if path.endswith(".py") else CppFile)(text).edits():
+    for edit in parsed(path, text).edits():
         if text[edit.begin:edit.end] != edit.new:
             found.setdefault((edit.begin, edit.rule), edit)
     return [found[key] for key in sorted(found)]
 
 
-def name_of(path, text, edit):
-    """The name of a mutant: its place and its rule."""
-    line = text.count("\n", 0, edit.begin) + 1
-    return f"{path}:{line}:{edit.begin - text.rfind(chr(10), 0, edit.begin)}:{edit.rule}"
-
-
-def draw(names, seed, count):
-    """Some of the names, each rule in turn, by a hash: the same on every machine, and of every Python."""
-    def key(name):
-        return hashlib.sha256(f"{seed} {name}".encode()).digest()
-
-    rules = defaultdict(list)
-    for name in sorted(names, key=key):
-        rules[name.rpartition(":")[2]].append(name)
-    order = sorted(rules, key=key)
-    turns = zip_longest(*(rules[rule] for rule in order))
-    return [name for turn in turns for name in turn if name][:count]
+def planted(text, choices):
+    """The text with every choice in it, those nested in another one being part of what that leaves unchanged."""
+    pieces = []
+    for k, (begin, end, before, after) in enumerate(sorted(choices, key=lambda choice: (choice[0], -choice[1]))):
+        pieces += [(begin, 1, k, before), (end, 0, -k, after)]
+    parts, at = [], 0
+    for offset, _, _, piece in sorted(pieces):
+        parts += [text[at:offset], piece]
+        at = offset
+    return "".join(parts) + text[at:]

@@ -299,6 +299,10 @@ TEST_P(LayerTest, WrongArgumentsAreNamedBeforeAnythingIsWritten) {
   call = plain;
   call.cu_seqlens = Lengths(bounds);
   refuses(call, nullptr, name + "cu_seqlens is given with a batch of 2", x.view(), y.view());
+  call = Begin(1);
+  const std::vector<int64_t> late = {1, 3};
+  call.cu_seqlens = Lengths(late);
+  refuses(call, nullptr, name + "cu_seqlens does not begin with 0", x.view().Slice(0, 0, 1), y.view().Slice(0, 0, 1));
   call = plain;
   call.global_tokens = x.view();
   refuses(call, nullptr, name + "global_tokens", x.view(), y.view());

@@ -171,6 +171,11 @@ TEST_P(ModelTest, WrongArgumentsAreNamed) {
   refuses(good, View(long_lengths), nullptr, y.view(), "lengths has an element 3, expected 0 to 2");
   refuses(good, View(ids), nullptr, y.view(), "lengths has shape [4], expected [2]");
   refuses(good, {}, nullptr, y.view().Slice(1, 0, 1), "y has shape");
+  const Buffer wide(DType::kF32, {2, 2, model_.outputs() + 1});
+  refuses(good, {}, nullptr, wide.view().Slice(2, 0, model_.outputs()), "y has stride");
+  std::vector<int64_t> shared(static_cast<size_t>(2 * model_.outputs() + 4), 1);
+  refuses(View(shared, {2, 2}), {}, nullptr, TensorView(shared.data(), DType::kF32, {2, 2, model_.outputs()}),
+          "y overlaps ids");
   const Buffer vectors(DType::kF32, {2, model_.width()});
   const std::vector<int64_t> empty = {0, 1};
   EXPECT_THAT([&] { model_.Embed(ctx, good, View(empty), vectors.view()); },

@@ -22,6 +22,7 @@ WRONG = [
     ({"k": K.astype(np.float64)}, "k has dtype f64, expected f32 as q"),
     ({"q": Q.astype(np.int64)}, "q has dtype i64, expected f64, f32, bf16 or f16"),
     ({"q": Q.astype(np.int16)}, "q has dtype i16, expected f64, f32, bf16 or f16"),
+    ({"q": Q.astype(np.longdouble)}, f"q has dtype f{8 * np.dtype(np.longdouble).itemsize}, expected f64"),
     ({"q": Q.astype(">f4")}, "q has dtype big-endian '>f', expected f64"),
     ({"q": Q.astype(np.complex64)}, "q has dtype c64, expected f64"),
     ({"q": Q.astype(object)}, "q has dtype 'O', expected f64"),

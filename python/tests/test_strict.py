@@ -49,6 +49,7 @@ def test_a_convolution_does_not_gather():
     gathered = np.repeat(np.repeat(x, 2, 2), 2, 1)[:, ::2, ::2]
     heed.set_strict(True)
     expected = heed.causal_conv1d(x, weight)
+    assert np.array_equal(heed.causal_conv1d(x[..., ::-1].copy()[..., ::-1], weight), expected)
     for function in (heed.causal_conv1d, lambda x, w: heed.causal_conv1d_backward(x, x, w)):
         with pytest.raises(heed.Unsupported, match="x: neither tokens nor channels are contiguous"):
             function(gathered, weight)

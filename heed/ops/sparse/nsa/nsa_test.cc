@@ -139,6 +139,18 @@ TEST(NsaTest, TheSumHasTheGates) {
   EXPECT_LT(worst, 1e-6);
 }
 
+TEST(NsaTest, GivenWindowsBehindTheLastCompleteOneAreNotRead) {
+  const Fixture f(1, 30, 30), longer(1, 30, 50);
+  Context ctx(1);
+  Inputs in = f.inputs();
+  in.k_cmp = longer.k_cmp.view().Slice(1, 0, f.windows()), in.v_cmp = longer.v_cmp.view().Slice(1, 0, f.windows());
+  Forward(ctx, in, f.options, f.outputs());
+  const auto expected = Elements(f.o.view());
+  in.k_cmp = longer.k_cmp.view(), in.v_cmp = longer.v_cmp.view();
+  Forward(ctx, in, f.options, f.outputs());
+  EXPECT_EQ(Elements(f.o.view()), expected);
+}
+
 TEST(NsaTest, GivenMeansAreTheMeansOfNothingGiven) {
   Fixture f(2, 70, 70, DType::kF64), given(2, 70, 70, DType::kF64);
   given.given = true;

@@ -206,6 +206,7 @@ struct RandomIndexer {
 };
 
 TEST(SelectTest, TheIndexersKeysAreThoseOfTheReference) {
+  EXPECT_TRUE(IndexerOptions().causal);
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     SCOPED_TRACE(seed);
     const RandomIndexer x(seed);
