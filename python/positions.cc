@@ -321,7 +321,7 @@ RotaryChoice ToRotary(const Argument& argument, int64_t dim) {
 void BindPositions(nb::module_& m) {
   using namespace nanobind::literals;
   m.def("rotary", &RotaryArray, nb::sig(kRotarySignature),
-        Docstring(std::string(doc::kRotary) + "\n\n" + doc::kScaledRotaryFrequencies, kRotarySignature, {kArguments},
+        Docstring(JoinedText({doc::kRotary, "\n\n", doc::kScaledRotaryFrequencies}), kRotarySignature, {kArguments},
                   kRotaryInPython)
             .c_str());
   m.def("sinusoidal", &SinusoidalArray, "T"_a.none(), "D"_a.none(), nb::kw_only(), "interleaved"_a.none() = true,
