@@ -56,10 +56,10 @@ def test_one_tap_needs_no_tail():
 def test_gradients_of_both_ways_agree(sizes):
     values = arguments("h3", **sizes)
     do = np.random.default_rng(1).standard_normal(values["q"].shape)
-    walked, convolved = (
+    recurrent, convolved = (
         call("h3", values, do, suffix="_backward", method=method, lengths=[sizes["T"], 5])
         for method in ("recurrent", "convolution"))
-    for name, a, b in zip(walked._fields[:-1], walked, convolved):
+    for name, a, b in zip(recurrent._fields[:-1], recurrent, convolved):
         np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-9 * np.abs(a).max(), err_msg=name)
 
 

@@ -37,8 +37,9 @@ def test_gradients_of_both_views_agree(sizes, discretization):
     values = arguments("s4d", **sizes)
     do = np.random.default_rng(1).standard_normal(values["u"].shape)
     options = {"suffix": "_backward", "discretization": discretization, "lengths": [sizes["T"], 5]}
-    walked, convolved = (call("s4d", values, do, method=method, **options) for method in ("recurrent", "convolution"))
-    for name, a, b in zip(walked._fields[:-1], walked, convolved):
+    methods = ("recurrent", "convolution")
+    recurrent, convolved = (call("s4d", values, do, method=method, **options) for method in methods)
+    for name, a, b in zip(recurrent._fields[:-1], recurrent, convolved):
         np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-9 * np.abs(a).max(), err_msg=name)
 
 

@@ -36,13 +36,13 @@ constexpr size_t kChunk = 16;
 double TableError(const Mode& m, double u) { return u + 0x1p-52 * (60 + 3 * kChunk * std::abs(m.z)); }
 
 // States are rounded at the ends of chunks, and at each token after the last chunk.
-ModeWalk WalkOf(const Mode& m, const Inexact& inputs, double factor, double size, double u) {
-  ModeWalk walk;
+ModePass PassOf(const Mode& m, const Inexact& inputs, double factor, double size, double u) {
+  ModePass pass;
   double error = 0;
   const double a = std::abs(m.a), table = TableError(m, u);
   const size_t T = inputs.values.size();
-  walk.size.reserve(T);
-  walk.error.reserve(T);
+  pass.size.reserve(T);
+  pass.error.reserve(T);
   for (size_t t = 0; t < T; ++t) {
     size = a * size + factor * std::abs(inputs.values[t]);
     error = a * error + factor * inputs.errors[t];
@@ -50,10 +50,10 @@ ModeWalk WalkOf(const Mode& m, const Inexact& inputs, double factor, double size
     // 16 products are summed, with two more for complex numbers; for single tokens three.
     if (!in_chunk) error += (6 * u + table) * size;
     if (in_chunk && t % kChunk == kChunk - 1) error += (28 * u + 2 * table) * size;
-    walk.size.push_back(size);
-    walk.error.push_back(error);
+    pass.size.push_back(size);
+    pass.error.push_back(error);
   }
-  return walk;
+  return pass;
 }
 
 // The initial magnitude of a recurrence whose first step does not decay.
@@ -107,7 +107,7 @@ ModesRow ModesOf(const ModeTensors<ConstTensorView>& in, bool bilinear, int64_t 
   return c;
 }
 
-void Walk(ModesRow& c) {
+void TakeStatesThrough(ModesRow& c) {
   c.h.resize(c.T() + 1, Complexes(c.N()));
   for (size_t t = 0; t < c.T(); ++t) {
     const Complexes& before = c.h[t];
@@ -131,15 +131,15 @@ std::vector<Complexes> GradientsOf(const ModesRow& c, const Doubles& dy, const C
 Inexact TapsOf(const ModesRow& c, size_t count, double u) {
   const Inexact impulse = Impulse(count);
   Inexact taps(Doubles(count, 0.0));
-  ModeWalks walks;
+  ModePasses passes;
   for (const Mode& m : c.modes) {
-    walks.push_back(WalkOf(m, impulse, std::abs(m.b), 0, u));
+    passes.push_back(PassOf(m, impulse, std::abs(m.b), 0, u));
     Complex h = m.b;
     for (size_t l = 0; l < count; ++l, h *= m.a) taps.values[l] += 2 * (m.C * h).real();
   }
   ModesRow without = {};
   without.modes = c.modes;
-  taps.errors = OutputErrors(without, impulse, false, walks, u);
+  taps.errors = OutputErrors(without, impulse, false, passes, u);
   return taps;
 }
 
@@ -150,32 +150,32 @@ Inexact Inexact::Reversed() const {
   return back;
 }
 
-ModeWalks StateWalks(const ModesRow& c, const Inexact& inputs, double u) {
-  ModeWalks walks;
+ModePasses StatePasses(const ModesRow& c, const Inexact& inputs, double u) {
+  ModePasses passes;
   for (size_t n = 0; n < c.N(); ++n) {
-    walks.push_back(WalkOf(c.modes[n], inputs, std::abs(c.modes[n].b), std::abs(c.h[0][n]), u));
+    passes.push_back(PassOf(c.modes[n], inputs, std::abs(c.modes[n].b), std::abs(c.h[0][n]), u));
   }
-  return walks;
+  return passes;
 }
 
-ModeWalks GradientWalks(const ModesRow& c, const Inexact& dy_from_end, const Complexes& last, double u) {
-  ModeWalks walks;
+ModePasses GradientPasses(const ModesRow& c, const Inexact& dy_from_end, const Complexes& last, double u) {
+  ModePasses passes;
   for (size_t n = 0; n < c.N(); ++n) {
     const Mode& m = c.modes[n];
-    walks.push_back(WalkOf(m, dy_from_end, 2 * std::abs(m.C), SizeBefore(m, last[n]), u));
+    passes.push_back(PassOf(m, dy_from_end, 2 * std::abs(m.C), SizeBefore(m, last[n]), u));
   }
-  return walks;
+  return passes;
 }
 
-double StateError(const ModeWalk& walk) { return walk.error.empty() ? 0 : 1.01 * walk.error.back(); }
+double StateError(const ModePass& pass) { return pass.error.empty() ? 0 : 1.01 * pass.error.back(); }
 
-double InitialGradientError(const Mode& m, const ModeWalk& walk, double u) {
-  if (walk.error.empty()) return 0;
-  return 1.01 * std::abs(m.a) * (walk.error.back() + (34 * u + 2 * TableError(m, u)) * walk.size.back());
+double InitialGradientError(const Mode& m, const ModePass& pass, double u) {
+  if (pass.error.empty()) return 0;
+  return 1.01 * std::abs(m.a) * (pass.error.back() + (34 * u + 2 * TableError(m, u)) * pass.size.back());
 }
 
 // An output is N products with states, plus 16 taps within a chunk.
-Doubles OutputErrors(const ModesRow& c, const Inexact& x, bool back, const ModeWalks& walks, double u) {
+Doubles OutputErrors(const ModesRow& c, const Inexact& x, bool back, const ModePasses& passes, double u) {
   Doubles errors(x.values.size());
   const double chain = (2 * static_cast<double>(c.N()) + 26) * u;
   for (size_t t = 0; t < errors.size(); ++t) {
@@ -186,10 +186,10 @@ Doubles OutputErrors(const ModesRow& c, const Inexact& x, bool back, const ModeW
     const Mode& m = c.modes[n];
     const double read = back ? std::abs(m.b) : 2 * std::abs(m.C), table = TableError(m, u);
     for (size_t t = 0; t < errors.size(); ++t) {
-      const double here = walks[n].error[t] + (chain + 2 * table) * walks[n].size[t];
+      const double here = passes[n].error[t] + (chain + 2 * table) * passes[n].size[t];
       errors[t] += read * here;
       // Within a chunk nothing is rounded yet: adds the rounding at its end.
-      errors[t] += read * (28 * u + 2 * table) * walks[n].size[t];
+      errors[t] += read * (28 * u + 2 * table) * passes[n].size[t];
     }
   }
   return errors;
@@ -218,8 +218,8 @@ void AddParameterErrors(const ModesRow& c, const Inexact& inputs, const Inexact&
   for (size_t n = 0; n < c.N(); ++n) {
     const Mode& m = c.modes[n];
     const double h0 = std::abs(c.h[0][n]);
-    const ModeWalk h = WalkOf(m, inputs, std::abs(m.b), h0, u);
-    const ModeWalk l = WalkOf(m, back, 2 * std::abs(m.C), SizeBefore(m, last[n]), u);
+    const ModePass h = PassOf(m, inputs, std::abs(m.b), h0, u);
+    const ModePass l = PassOf(m, back, 2 * std::abs(m.C), SizeBefore(m, last[n]), u);
     const double table = TableError(m, u), relative = sums + 4 * table;
     double of_a = 0, of_b = 0, of_C = 0;
     for (size_t t = 0; t < T; ++t) {

@@ -47,7 +47,7 @@ struct ModesRow {
 // The modes of a channel, or head, without tokens.
 ModesRow ModesOf(const ModeTensors<ConstTensorView>& in, bool bilinear, int64_t channel);
 // Computes the states after inputs u, from h[0] on.
-void Walk(ModesRow& row);
+void TakeStatesThrough(ModesRow& row);
 // Gradients l of states, [T + 1][N]: l[t] of the state after token t, l[T] of the final state.
 std::vector<Complexes> GradientsOf(const ModesRow& row, const Doubles& dy, const Complexes& last);
 
@@ -66,21 +66,21 @@ struct Inexact {
 
 // The recurrence of one mode in absolute values, from its first token: bounds of the magnitude of its sums, and their
 // errors.
-struct ModeWalk {
+struct ModePass {
   Doubles size, error;  // after each token
 };
-using ModeWalks = std::vector<ModeWalk>;
+using ModePasses = std::vector<ModePass>;
 
 // The recurrences of states, and of their gradients from the last token on. u: the unit roundoff.
-ModeWalks StateWalks(const ModesRow& row, const Inexact& inputs, double u);
-ModeWalks GradientWalks(const ModesRow& row, const Inexact& dy_from_end, const Complexes& last, double u);
+ModePasses StatePasses(const ModesRow& row, const Inexact& inputs, double u);
+ModePasses GradientPasses(const ModesRow& row, const Inexact& dy_from_end, const Complexes& last, double u);
 
 // The errors of the final state, and of the gradient of the initial one.
-double StateError(const ModeWalk& walk);
-double InitialGradientError(const Mode& mode, const ModeWalk& walk, double u);
+double StateError(const ModePass& pass);
+double InitialGradientError(const Mode& mode, const ModePass& pass, double u);
 
 // The errors of outputs, or of gradients of inputs (`back`), as a recurrence; x is in the order of the recurrences.
-Doubles OutputErrors(const ModesRow& row, const Inexact& x, bool back, const ModeWalks& walks, double u);
+Doubles OutputErrors(const ModesRow& row, const Inexact& x, bool back, const ModePasses& passes, double u);
 // The errors as a convolution of at most `most` taps, with the taps of the row's modes.
 Doubles ConvolvedErrors(const ModesRow& row, const Inexact& taps, const Inexact& x, bool back, int64_t most, double u);
 // The first `count` taps and their errors, the same for all rows of the same modes.

@@ -22,7 +22,7 @@ using scanning::Doubles;
 using scanning::Epsilon;
 using scanning::EpsilonOf;
 using scanning::Inexact;
-using scanning::ModeWalks;
+using scanning::ModePasses;
 using scanning::ModesRow;
 using scanning::Stored;
 
@@ -103,7 +103,7 @@ void SetRow(const Inputs& in, const Head& head, size_t i, size_t j, scanning::Mo
   row.h[0] = StateOf(in.initial.S, head, i, j, 1);
   row.u.resize(head.T());
   for (size_t t = 0; t < head.T(); ++t) row.u[t] = head.keys[i][t] * head.v[j][t];
-  scanning::Walk(row);
+  scanning::TakeStatesThrough(row);
 }
 
 // Gradients of the outputs, [d][T]; of the final tail, [d][W - 1]; and of the final states of a row.
@@ -212,12 +212,12 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
       for (size_t i = 0; i < head.d(); ++i) {
         SetRow(in, head, i, j, row);
         const Inexact x = Product(keys[i], head.v[j], e.unit);
-        const ModeWalks walks = StateWalks(row, x, e.unit);
+        const ModePasses passes = StatePasses(row, x, e.unit);
         const Doubles errors = has_taps ? ConvolvedErrors(row, taps, x, false, in.q.size(1), e.unit)
-                                        : OutputErrors(row, x, false, walks, e.unit);
+                                        : OutputErrors(row, x, false, passes, e.unit);
         for (size_t t = 0; t < head.T(); ++t) o.Add(t, row.OutputAt(t), errors[t], head.q[i][t]);
         for (size_t n = 0; n < row.N(); ++n) {
-          const double error = head.T() == 0 ? 0 : StateError(walks[n]) + state.least;
+          const double error = head.T() == 0 ? 0 : StateError(passes[n]) + state.least;
           PutStates(tolerance.final.S, head, i, j, n, error);
         }
       }
@@ -294,11 +294,11 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
         const Inexact back = dy.Reversed();
         const Complexes last = IncomingOf(in, head, i, j);
         const auto l = GradientsOf(row, dy.values, last);
-        const ModeWalks walks = GradientWalks(row, back, last, u);
+        const ModePasses passes = GradientPasses(row, back, last, u);
         const Doubles of_y = has_taps ? ConvolvedErrors(row, taps, x, false, most, u)
-                                      : OutputErrors(row, x, false, StateWalks(row, x, u), u);
+                                      : OutputErrors(row, x, false, StatePasses(row, x, u), u);
         const Doubles of_dx =
-            has_taps ? ConvolvedErrors(row, taps, back, true, most, u) : OutputErrors(row, back, true, walks, u);
+            has_taps ? ConvolvedErrors(row, taps, back, true, most, u) : OutputErrors(row, back, true, passes, u);
         for (size_t t = 0; t < T; ++t) {
           const double dx = row.InputGradientAt(t, dy.values, l), error = of_dx[T - 1 - t];
           dq.Add(t, row.OutputAt(t), of_y[t], d_o[j][t]);
@@ -309,7 +309,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
           Add(tolerance.D, {h}, 1.01 * of_D + e.least);
         }
         for (size_t n = 0; n < row.N(); ++n) {
-          const double error = InitialGradientError(row.modes[n], walks[n], u) + state.least;
+          const double error = InitialGradientError(row.modes[n], passes[n], u) + state.least;
           PutStates(tolerance.initial.S, head, i, j, n, T == 0 ? 0 : error);
         }
         if (has_taps) {

@@ -22,7 +22,7 @@ using scanning::Doubles;
 using scanning::Epsilon;
 using scanning::EpsilonOf;
 using scanning::Inexact;
-using scanning::ModeWalks;
+using scanning::ModePasses;
 using scanning::Stored;
 
 bool IsBilinear(const Options& options) { return options.discretization == Discretization::kBilinear; }
@@ -41,7 +41,7 @@ void ForEachChannel(const Inputs& in, const Options& options, const std::functio
       c.h[0][n] = {At(in.initial.S, {place.sequence, d, mode, 0}), At(in.initial.S, {place.sequence, d, mode, 1})};
     }
     for (const int64_t token : place.tokens) c.u.push_back(At(in.u, {place.batch, d, token}));
-    scanning::Walk(c);
+    scanning::TakeStatesThrough(c);
     f(c);
   }
 }
@@ -76,15 +76,15 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
   mechanism::Clear(tolerance.o);
   ForEachChannel(in, options, [&](const Channel& c) {
     const Inexact u(c.u);
-    const ModeWalks walks = StateWalks(c, u, e.unit);
+    const ModePasses passes = StatePasses(c, u, e.unit);
     const Doubles errors = has_taps ? ConvolvedErrors(c, TapsOf(c, c.T(), e.unit), u, false, in.u.size(2), e.unit)
-                                    : OutputErrors(c, u, false, walks, e.unit);
+                                    : OutputErrors(c, u, false, passes, e.unit);
     const auto& [sequence, batch, d, tokens] = c.place;
     for (size_t t = 0; t < c.T(); ++t) {
       Put(tolerance.o, {batch, d, tokens[t]}, Stored(c.OutputAt(t), errors[t], e));
     }
     for (size_t n = 0; n < c.N(); ++n) {
-      const double error = c.T() == 0 ? 0 : StateError(walks[n]) + state.least;
+      const double error = c.T() == 0 ? 0 : StateError(passes[n]) + state.least;
       const auto mode = static_cast<int64_t>(n);
       for (const int64_t part : {0, 1}) Put(tolerance.final.S, {sequence, d, mode, part}, error);
     }
@@ -110,16 +110,16 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
     const Inexact inputs(c.u), dy(IncomingOf(in, c)), back = dy.Reversed();
     const Complexes last = FinalGradientsOf(in, c);
     const auto l = GradientsOf(c, dy.values, last);
-    const ModeWalks walks = GradientWalks(c, back, last, u);
-    const Doubles errors =
-        has_taps ? ConvolvedErrors(c, TapsOf(c, c.T(), u), back, true, most, u) : OutputErrors(c, back, true, walks, u);
+    const ModePasses passes = GradientPasses(c, back, last, u);
+    const Doubles errors = has_taps ? ConvolvedErrors(c, TapsOf(c, c.T(), u), back, true, most, u)
+                                    : OutputErrors(c, back, true, passes, u);
     for (size_t t = 0; t < c.T(); ++t) {
       const double du = c.InputGradientAt(t, dy.values, l);
       Put(tolerance.u, {batch, d, tokens[t]}, Stored(du, errors[c.T() - 1 - t], e));
       Add(tolerance.D, {d}, 132 * u * std::abs(dy.values[t] * c.u[t]) + e.least);
     }
     for (size_t n = 0; n < c.N(); ++n) {
-      const double error = InitialGradientError(c.modes[n], walks[n], u);
+      const double error = InitialGradientError(c.modes[n], passes[n], u);
       const auto mode = static_cast<int64_t>(n);
       for (const int64_t part : {0, 1}) {
         Put(tolerance.initial.S, {sequence, d, mode, part}, c.T() == 0 ? 0 : error + state.least);
