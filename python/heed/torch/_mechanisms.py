@@ -17,7 +17,7 @@ from torch import Tensor
 
 import heed
 from heed import InvalidArgument, _core, _signatures
-from heed.torch import _dispatch
+from heed.torch import _dispatch, _second_derivatives
 from heed.torch._functions import _bare_arguments, _without_gradient
 
 _TYPES = {bool: "bool", float: "float", str: "str", type(None): "str?", tuple: "float[]?"}
@@ -196,7 +196,6 @@ class _Mechanism:
             grad_o = self.new_output(arguments[self.output]).zero_()
         of_states = [x if x is not None and x.dim() > 1 else None for x in of_states]
         if _dispatch.in_forward_mode():
-            from heed.torch import _second_derivatives
             given = (grad_o, *of_states, wanted, *self.complete(arguments))
             found = _second_derivatives.Gradients(self, given)(*given)
         else:
@@ -204,11 +203,9 @@ class _Mechanism:
         return dict(zip((i for i, want in zip(self.differentiable, wanted) if want), found))
 
     def differentiate_twice(self, needed: tuple[bool, ...], of_results: Any, *arguments: Any) -> dict[int, Any]:
-        from heed.torch import _second_derivatives
         return _second_derivatives.of_gradients(self, needed, of_results, arguments)
 
     def tangents(self, of_arguments: Sequence[Any], *arguments: Any) -> Any:
-        from heed.torch import _second_derivatives
         return _second_derivatives.tangents(self, of_arguments, arguments)
 
     def initial_states(self, given: Any) -> tuple[Any, ...]:
@@ -280,7 +277,6 @@ class _Mechanism:
             tensors = self.to_autocast(tensors, dtype)
         rest = self.rest(options) if options else ()
         if _dispatch.in_forward_mode():
-            from heed.torch import _second_derivatives
             self.check_ranks((*tensors, *rest))
             results = _second_derivatives.results(self, (*tensors, *rest))
         else:

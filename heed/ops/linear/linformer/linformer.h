@@ -85,7 +85,7 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 // Gradients are zero for excluded tokens and unused columns. de and df may have any strides, the others have contiguous
 // rows. Only q, k, v, e, f and d_o are needed: o and lse are recomputed. Precision and reproducibility as above, except
 // that de and df are sums over the batch. Cost: 4 R (2 H K + 2 HV V) + 2 R (3 H K + 2 HV V) flops per token, less where
-// gradients are not requested. The second derivative is not implemented. Throws as Forward.
+// gradients are not requested. Only heed.torch has the second derivative. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading. Outputs may be f64.
