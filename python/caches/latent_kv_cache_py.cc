@@ -61,11 +61,11 @@ void BindLatentKVCache(nb::module_& m) {
   nb::class_<Owner<LatentKVCache>, CacheOwner> c(
       m, kName,
       Docstring(doc::kLatentKVCache, kLatentInitSignature, {kCacheArguments},
-                std::string(kCacheInPython) + R"(  >>> cache = heed.LatentKVCache(2, 16, 4)
+                JoinedText({kCacheInPython, R"(  >>> cache = heed.LatentKVCache(2, 16, 4)
   >>> cache.append(rng.standard_normal((2, 5, 20), np.float32))
   >>> q = rng.standard_normal((2, 5, 3, 20), np.float32)
   >>> cache.attend(q, scale=0.2).shape
-  (2, 5, 3, 16))")
+  (2, 5, 3, 16))"}))
           .c_str());
   c.def("__init__", &Init, nb::sig(kLatentInitSignature))
       .def("__repr__", &Repr)

@@ -35,9 +35,10 @@ class WeightsBlock : ForwardBlock<O, C> {
   using typename Base::V;
   using Base::Base, Base::N, Base::W;
 
-  // Calls use(tile, p) for each tile with a visible key; p[key][lane] has W lanes per key.
+  // Calls use(tile, p) for each tile with a visible key; p[key][lane] has W lanes per key. `dropout` says whether
+  // dropout applies to p.
   template <class F>
-  HWY_INLINE void ForTiles(const GivenLse& given, const F& use) {
+  HWY_INLINE void ForTiles(const GivenLse& given, bool dropout, const F& use) {
     HWY_ALIGN T lse[W];
     if (given.rows.data == nullptr) {
       this->Accumulate();
@@ -54,13 +55,14 @@ class WeightsBlock : ForwardBlock<O, C> {
       if (lse[lane] == -std::numeric_limits<T>::infinity()) lse[lane] = 0;
     }
     Block<O, C>::ForTiles([&](const Tile& tile) HWY_ATTR {
-      TileOfWeights(tile, lse);
+      TileOfWeights(tile, lse, dropout);
       use(tile, static_cast<const T*>(w_.logits));
     });
   }
 
  private:
-  using Base::d_, Base::p_, Base::s_, Base::grid_, Base::block_, Base::key_head_, Base::num_rows_, Base::w_;
+  using Base::d_, Base::p_, Base::s_, Base::grid_, Base::block_, Base::key_head_, Base::num_rows_, Base::lanes_,
+      Base::w_;
 
   // Returns log(exp(lse) + exp(sink)) of a lane's row.
   T Total(const GivenLse& given, size_t lane, T computed) const {
@@ -79,7 +81,7 @@ class WeightsBlock : ForwardBlock<O, C> {
     return static_cast<T>(larger + std::log(std::exp(lse - larger) + std::exp(sink - larger)));
   }
 
-  HWY_INLINE void TileOfWeights(const Tile& tile, const T* HWY_RESTRICT lse) {
+  HWY_INLINE void TileOfWeights(const Tile& tile, const T* HWY_RESTRICT lse, bool dropout) {
     const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
     const auto num_keys = static_cast<size_t>(tile.keys.size());
     Run runs[2 * C + 1];
@@ -107,6 +109,12 @@ class WeightsBlock : ForwardBlock<O, C> {
         const V p = Weight(d_, hn::Sub(s, shift[c]));
         hn::Store(hn::IfThenZeroElse(hn::Eq(s, none), p), d_, at);
       }
+    }
+    if (!dropout) return;
+    for (int r = 0; r < num_runs; ++r) ApplyDropout<W>(d_, runs[r], tile.keys.begin, p_, lanes_, w_.logits);
+    const V gain = hn::Set(d_, static_cast<T>(1 / (1 - p_.dropout)));
+    for (size_t at = 0; at < num_keys * W; at += N) {
+      hn::Store(hn::Mul(hn::Load(d_, w_.logits + at), gain), d_, w_.logits + at);
     }
   }
 };
@@ -160,22 +168,27 @@ void RunRows(Context& ctx, const Problem& p, const GivenLse& lse, std::span<cons
     T* rows[W];
     HWY_ALIGN T one[W];
     const int64_t num_keys = p.sequences[static_cast<size_t>(b)].num_keys;
+    const int64_t end_key = std::min(num_keys, out.end_key);
     for (size_t lane = 0; lane < W; ++lane) {
       one[lane] = 1;
       if (lane >= count) continue;
       rows[lane] = static_cast<T*>(out.data) + b * out.batch_stride + h * out.head_stride +
                    (first + static_cast<int64_t>(lane)) * out.row_stride;
-      std::fill(rows[lane], rows[lane] + num_keys, T{0});
+      std::fill(rows[lane], rows[lane] + (end_key - out.first_key), T{0});
     }
     Workspace<O>& w = *static_cast<Workspace<O>*>(ctx.Scratch(worker));
     WithBlock(p, plan, b, heads[static_cast<size_t>(h)], queries.subspan(static_cast<size_t>(first), count), w,
               [&](auto& block) HWY_ATTR {
-                block.ForTiles(lse, [&](const Tile& tile, const T* weights) HWY_ATTR {
+                block.ForTiles(lse, out.dropout, [&](const Tile& tile, const T* weights) HWY_ATTR {
+                  const int64_t begin = std::max(tile.keys.begin, out.first_key);
+                  const int64_t end = std::min(tile.keys.end, end_key);
+                  if (begin >= end) return;
                   T* at[W] = {};
                   for (size_t lane = 0; lane < count; ++lane) {
-                    at[lane] = rows[lane] + tile.keys.begin;
+                    at[lane] = rows[lane] + (begin - out.first_key);
                   }
-                  LanesToRows(D(), weights, W, static_cast<size_t>(tile.keys.size()), one, at, count);
+                  weights += static_cast<size_t>(begin - tile.keys.begin) * W;
+                  LanesToRows(D(), weights, W, static_cast<size_t>(end - begin), one, at, count);
                 });
               });
   });
@@ -240,7 +253,7 @@ void RunPooled(Context& ctx, const Problem& p, const GivenLse& lse, const Pool& 
       std::fill(columns, columns + pool.columns * int64_t{W}, T{0});
       WithBlock(p, plan, b, h, {queries, count}, w, [&](auto& block) HWY_ATTR {
         int64_t column = 0;
-        block.ForTiles(lse, [&](const Tile& tile, const T* weights) HWY_ATTR {
+        block.ForTiles(lse, /*dropout=*/false, [&](const Tile& tile, const T* weights) HWY_ATTR {
           for (int64_t j = tile.keys.begin; j < tile.keys.end;) {
             while (BinBegin(column + 1, s.num_keys, pool.columns) <= j) ++column;
             const int64_t stop = std::min(tile.keys.end, BinBegin(column + 1, s.num_keys, pool.columns));
@@ -302,7 +315,7 @@ void RunSums(Context& ctx, const Problem& p, int64_t first_query, int64_t num_qu
       for (int64_t lane = 0; lane < count; ++lane) queries[lane] = first + lane;
       Workspace<O>& w = *static_cast<Workspace<O>*>(ctx.Scratch(worker));
       WithBlock(p, plan, task / H, task % H, {queries, static_cast<size_t>(count)}, w, [&](auto& block) HWY_ATTR {
-        block.ForTiles(GivenLse(), [&](const Tile& tile, const T* weights) HWY_ATTR {
+        block.ForTiles(GivenLse(), /*dropout=*/false, [&](const Tile& tile, const T* weights) HWY_ATTR {
           for (int64_t j = tile.keys.begin; j < tile.keys.end; ++j, weights += W) {
             // The distances of the first lane; each further lane is one key further away.
             T* distances = by_distance + (s.start + first - j);

@@ -17,6 +17,8 @@ namespace heed::softmax {
 struct WeightsOut {
   void* data = nullptr;
   int64_t batch_stride = 0, head_stride = 0, row_stride = 0;
+  int64_t first_key = 0, end_key = kUnlimited;  // keys that are written, at most those of the sequence
+  bool dropout = false;                         // P Z / (1 - dropout) instead of P
 };
 
 // The log-sum-exp over the keys alone. Without data it is computed.
@@ -25,8 +27,8 @@ struct GivenLse {
   DType dtype = DType::kF32;
 };
 
-// Computes P = exp(S - lse) for these queries and query heads, in the given order, and 0 where a pair is not kept. A
-// learned sink counts in lse. `values` and `o` of the problem are not used.
+// Computes P = exp(S - lse) for these queries and query heads, in the given order, and 0 where a pair is not kept or
+// dropout applies and drops it. A learned sink counts in lse. `values` and `o` of the problem are not used.
 void RowWeights(Context& ctx, const Problem& problem, const GivenLse& lse, std::span<const int64_t> queries,
                 std::span<const int64_t> heads, const WeightsOut& out);
 

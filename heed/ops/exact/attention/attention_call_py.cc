@@ -95,6 +95,21 @@ constexpr Keyword<Call> kTorchIncoming[] = {
 constexpr Keyword<Call> kHeadsFirst = {"heads_first", false,
                                        [](Call& c, const Argument& a) { c.heads_first = ToBool(a); }};
 
+template <int64_t Tile::* kField>
+void ReadPlace(Call& call, const Argument& a) {
+  call.tile.*kField = ToInt(a, 0, INT64_MAX);
+}
+
+constexpr Keyword<Call> kTorchTile[] = {
+    {"lse", false, &ReadArray<&Call::lse>},
+    {"sequence", false, &ReadPlace<&Tile::sequence>},
+    {"first_head", false, &ReadPlace<&Tile::first_head>},
+    {"first_row", false, &ReadPlace<&Tile::first_row>},
+    {"first_key", false, &ReadPlace<&Tile::first_key>},
+    {"with_dropout", false, [](Call& c, const Argument& a) { c.tile.dropout = ToBool(a); }},
+    {"out", false, &ReadOut},
+};
+
 void WriteGradient(Call& call, const Argument& a) {
   ForEachGradient({}, {}, [&](const char* name, TensorView Gradients::* gradient, auto, auto) {
     if (std::string_view(name) == a.name) call.gradients.*gradient = call.arrays.Write(a, Kind::kFloat);
@@ -244,6 +259,13 @@ void ReadTorchBackwardCall(const char* operation, PyObject* args, Call& call) {
   }();
   call.arrays.AllowTorch();
   call.arrays.AllowDevices();
+  Read<Call>(operation, keywords, keywords.size(), args, nullptr, call);
+}
+
+void ReadTorchWeightsCall(const char* operation, PyObject* args, Call& call) {
+  static const Keywords keywords =
+      Joined({std::span(kInputs).first(2), kTorchTile, One(kHeadsFirst), Of(TorchOptions()), One(kThreadsKeyword)});
+  call.arrays.AllowTorch();
   Read<Call>(operation, keywords, keywords.size(), args, nullptr, call);
 }
 

@@ -42,6 +42,7 @@ struct Call {
   TensorView out_lse;
   Gradients gradients;
   bool heads_first = false;
+  Tile tile;
 
   nanobind::handle tokens;  // for view
 
@@ -98,11 +99,12 @@ struct AttendArguments {
 };
 void ReadAttendCall(const char* operation, AttendArguments which, PyObject* args, PyObject* kwargs, Call& call);
 
-// Readers of the arguments of heed.torch's operators, all by position: q, k, v (or do, dlse, q, k, v, o, lse), the
-// memory of the results (o and lse, or the gradients), then options in the order of the schema; trailing options may be
-// omitted.
+// Readers of the arguments of heed.torch's operators, all by position: q, k, v (or do, dlse, q, k, v, o, lse; or q, k,
+// lse, the tile's sequence, first head, row and key, and whether dropout applies), the memory of the results (o and
+// lse, or the gradients, or the tile), then options in the order of the schema; trailing options may be omitted.
 void ReadTorchCall(const char* operation, PyObject* args, Call& call);
 void ReadTorchBackwardCall(const char* operation, PyObject* args, Call& call);
+void ReadTorchWeightsCall(const char* operation, PyObject* args, Call& call);
 
 // Throws unless q, k and v are present and have ranks and a dtype that determine the results; the C++ interface checks
 // the rest.

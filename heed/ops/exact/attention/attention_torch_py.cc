@@ -51,12 +51,24 @@ void AttentionBackward(const nb::args& args) {
   ComputeForTorch(kOp, [&] { Backward(ctx, in, call.options, out); });
 }
 
+void AttentionWeights(const nb::args& args) {
+  Call call;
+  ReadTorchWeightsCall(kOp, args.ptr(), call);
+  if (call.heads_first) {
+    for (ConstTensorView* x : {&call.in.q, &call.in.k}) SwapHeads(*x);
+  }
+  Context& ctx = TorchContext(call.num_threads, call.in.q.device());
+  ComputeForTorch(
+      kOp, [&] { TileOfWeights(ctx, {call.in.q, call.in.k, call.lse}, call.options, call.tile, call.out_view); });
+}
+
 }  // namespace
 
 void BindTorch(nb::module_& m) {
   m.attr("_attention_options") = ForTorch(TorchOptions());
   m.def("_torch_attention", &Attention);
   m.def("_torch_attention_backward", &AttentionBackward);
+  m.def("_torch_attention_weights", &AttentionWeights);
 }
 
 }  // namespace heed::attention

@@ -20,7 +20,7 @@
 
 namespace heed::attention {
 
-// q, k and lse as in attention.h; padded sequences only.
+// q, k and lse as in attention.h; packed sequences for TileOfWeights only.
 struct WeightsInputs {
   ConstTensorView q;    // [B, Tq, Hq, D]
   ConstTensorView k;    // [B, Tk, Hkv, D]
@@ -45,6 +45,20 @@ struct WeightsSelection {
 HEED_API void Weights(Context& ctx, const WeightsInputs& in, const Options& options, const WeightsSelection& selection,
                       const TensorView& out);
 
+// A rectangle of P: consecutive heads, rows and keys of one sequence.
+struct Tile {
+  int64_t sequence = 0;                  // entry of the batch, or packed sequence
+  int64_t first_head = 0;                // query head
+  int64_t first_row = 0, first_key = 0;  // of the sequence
+  bool dropout = false;                  // P_ij Z_ij / (1 - dropout), as in attention.h, instead of P_ij
+};
+
+// Does what Weights does for a tile, whose size is that of `out` [heads, rows, keys]. q and k may be packed, with lse
+// [Hq, Tq_total]. Keys outside the tile count in the lse alone, so that the pairs of several tiles are those
+// of one. Throws as Weights does, and for a tile that is not inside its sequence.
+HEED_API void TileOfWeights(Context& ctx, const WeightsInputs& in, const Options& options, const Tile& tile,
+                            const TensorView& out);
+
 enum class Reduce { kMean, kMax };
 
 // Pools P of every head into `out` [B, Hq, r, c], in the dtype of Weights: row i falls into bin i r / Tq, key j into
@@ -59,6 +73,8 @@ HEED_API void Map(Context& ctx, const WeightsInputs& in, const Options& options,
 // Computes what Weights does in double, written for reading: scalar, one thread. `out` is f64.
 HEED_API void WeightsReference(const WeightsInputs& in, const Options& options, const WeightsSelection& selection,
                                const TensorView& out);
+HEED_API void TileOfWeightsReference(const WeightsInputs& in, const Options& options, const Tile& tile,
+                                     const TensorView& out);
 HEED_API void MapReference(const WeightsInputs& in, const Options& options, Reduce reduce, const TensorView& out);
 
 }  // namespace heed::attention

@@ -31,7 +31,7 @@ constexpr Said kArguments[] = {
 };
 
 constexpr char kWeightsInPython[] = R"(
-Returns float32 [B, H, rows, Tk], or float64 of float64.
+Returns float32 [B, H, rows, Tk]; float64 arguments are computed in float64.
 
 Example:
 
@@ -42,7 +42,7 @@ Example:
   [1.0, 0.0, 0.0, 0.0, 0.0, 0.0])";
 
 constexpr char kMapInPython[] = R"(
-Returns float32 [B, Hq, r, c], or float64 of float64.
+Returns float32 [B, Hq, r, c]; float64 arguments are computed in float64.
 
 Example:
 

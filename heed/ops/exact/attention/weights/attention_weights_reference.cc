@@ -9,27 +9,32 @@
 namespace heed::attention {
 namespace {
 
-double At(const ConstTensorView& t, int64_t i, int64_t j, int64_t k) {
-  return LoadAsDouble(t.dtype(), t.data(), i * t.stride(0) + j * t.stride(1) + k * t.stride(2));
+// An element of lse [B, Hq, Tq], or packed [Hq, Tq_total].
+double LseOf(const ConstTensorView& lse, const ReferenceRow& row) {
+  const int64_t offset = lse.rank() == 2
+                             ? row.head * lse.stride(0) + row.output_row * lse.stride(1)
+                             : row.sequence * lse.stride(0) + row.head * lse.stride(1) + row.query * lse.stride(2);
+  return LoadAsDouble(lse.dtype(), lse.data(), offset);
 }
 
-// Calls f(b, head, query, key, P) for every kept pair.
+// Calls f(b, head, query, key, P, g Z) for every kept pair, with the factor of dropout.
 template <class F>
 void ForEachWeight(const WeightsInputs& in, const Options& options, const F& f) {
   // The reference needs values and outputs.
-  const int64_t B = in.q.size(0), Tq = in.q.size(1), H = in.q.size(2), D = in.q.size(3);
-  std::vector<double> o(static_cast<size_t>(B * Tq * H * D));
-  const Outputs unused = {TensorView(o.data(), DType::kF64, {B, Tq, H, D}), {}};
+  const std::vector<int64_t> sizes(in.q.sizes().begin(), in.q.sizes().end());
+  std::vector<double> o(static_cast<size_t>(in.q.num_elements()));
+  const Outputs unused = {TensorView(o.data(), DType::kF64, sizes), {}};
   ReferenceRows({in.q, in.k, in.k}, options, unused, [&](const ReferenceRow& row) {
     double lse = row.lse;
-    if (in.lse) lse = At(in.lse, row.sequence, row.head, row.query);
+    if (in.lse) lse = LseOf(in.lse, row);
     double sink = -std::numeric_limits<double>::infinity();
     if (options.sinks) {
       sink = LoadAsDouble(options.sinks.dtype(), options.sinks.data(), row.head * options.sinks.stride(0));
     }
     const double w = 1 / (1 + std::exp(sink - lse));
     for (const ReferencePair& pair : row.pairs) {
-      f(row.sequence, row.head, row.query, pair.key, w * std::exp(pair.logit - lse));
+      const double kept = pair.weight == 0 ? 0 : 1 / (1 - options.dropout);
+      f(row.sequence, row.head, row.query, pair.key, w * std::exp(pair.logit - lse), kept);
     }
   });
 }
@@ -62,7 +67,7 @@ void WeightsReference(const WeightsInputs& in, const Options& options, const Wei
   SetZero(out);
   const auto rows = Indices(selection.rows, in.q.size(1));
   const auto heads = Indices(selection.heads, in.q.size(2));
-  ForEachWeight(in, options, [&](int64_t b, int64_t h, int64_t i, int64_t j, double P) {
+  ForEachWeight(in, options, [&](int64_t b, int64_t h, int64_t i, int64_t j, double P, double /*kept*/) {
     for (size_t x = 0; x < heads.size(); ++x) {
       for (size_t y = 0; heads[x] == h && y < rows.size(); ++y) {
         if (rows[y] != i) continue;
@@ -70,6 +75,18 @@ void WeightsReference(const WeightsInputs& in, const Options& options, const Wei
                          static_cast<int64_t>(y) * out.stride(2) + j * out.stride(3)] = P;
       }
     }
+  });
+}
+
+void TileOfWeightsReference(const WeightsInputs& in, const Options& options, const Tile& tile, const TensorView& out) {
+  SetZero(TensorView(out.data(), DType::kF64, {1, out.size(0), out.size(1), out.size(2)},
+                     {0, out.stride(0), out.stride(1), out.stride(2)}));
+  ForEachWeight(in, options, [&](int64_t b, int64_t h, int64_t i, int64_t j, double P, double kept) {
+    const int64_t head = h - tile.first_head, row = i - tile.first_row, key = j - tile.first_key;
+    if (b != tile.sequence || head < 0 || head >= out.size(0) || row < 0 || row >= out.size(1) || key < 0 ||
+        key >= out.size(2))
+      return;
+    out.as<double>()[head * out.stride(0) + row * out.stride(1) + key * out.stride(2)] = tile.dropout ? P * kept : P;
   });
 }
 
@@ -81,7 +98,7 @@ void MapReference(const WeightsInputs& in, const Options& options, Reduce reduce
   std::vector<double> rows(static_cast<size_t>(r)), columns(static_cast<size_t>(c));
   for (int64_t i = 0; i < Tq; ++i) ++rows[static_cast<size_t>(i * r / Tq)];
   for (int64_t j = 0; j < Tk; ++j) ++columns[static_cast<size_t>(j * c / Tk)];
-  ForEachWeight(in, options, [&](int64_t b, int64_t h, int64_t i, int64_t j, double P) {
+  ForEachWeight(in, options, [&](int64_t b, int64_t h, int64_t i, int64_t j, double P, double /*kept*/) {
     const int64_t y = i * r / Tq, x = j * c / Tk;
     double& bin = out.as<double>()[b * out.stride(0) + h * out.stride(1) + y * out.stride(2) + x * out.stride(3)];
     if (reduce == Reduce::kMean) {

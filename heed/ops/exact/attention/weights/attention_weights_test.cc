@@ -183,6 +183,96 @@ TEST(AttentionWeights, ARowDependsOnNothingButItself) {
   }
 }
 
+// Tiles of any problem, packed ones too, with and without the lse of the forward pass.
+TEST(AttentionWeights, TilesAgreeWithTheReferenceOnEveryTarget) {
+  for (const DType dtype : kDTypes) {
+    for (const std::string& target : AvailableTargets()) {
+      SCOPED_TRACE(target);
+      Context ctx(2);
+      ctx.set_isa(target);
+      int packed = 0, dropped = 0;
+      for (uint64_t seed = 3000; seed < 3120; ++seed) {
+        Problem p = RandomProblem(dtype, seed);
+        SCOPED_TRACE(Title(p));
+        if (!HasOrdinaryLogits(p)) continue;
+        const bool is_packed = p.options.cu_seqlens_q.present();
+        const int rank = p.in.q.rank();
+        Random random(seed, 3);
+        Tile tile = {.sequence = 0, .dropout = random.Integer(0, 1) == 1};
+        int64_t rows = p.in.q.size(rank - 3), keys = p.in.k.size(rank - 3);
+        if (is_packed) {
+          const ConstTensorView& cu_q = p.options.cu_seqlens_q;
+          const ConstTensorView& cu_k = p.options.cu_seqlens_k ? p.options.cu_seqlens_k : cu_q;
+          if (cu_q.size(0) < 2) continue;
+          tile.sequence = random.Integer(0, cu_q.size(0) - 2);
+          const auto length = [&](const ConstTensorView& cu) {
+            return LoadAsInt64(cu.dtype(), cu.data(), (tile.sequence + 1) * cu.stride(0)) -
+                   LoadAsInt64(cu.dtype(), cu.data(), tile.sequence * cu.stride(0));
+          };
+          rows = length(cu_q);
+          keys = length(cu_k);
+        } else if (p.in.q.size(0) > 0) {
+          tile.sequence = random.Integer(0, p.in.q.size(0) - 1);
+        } else {
+          continue;
+        }
+        const int64_t heads = p.in.q.size(rank - 2);
+        tile.first_head = random.Integer(0, heads);
+        tile.first_row = random.Integer(0, rows);
+        tile.first_key = random.Integer(0, keys);
+        const std::vector<int64_t> sizes = {random.Integer(0, heads - tile.first_head),
+                                            random.Integer(0, rows - tile.first_row),
+                                            random.Integer(0, keys - tile.first_key)};
+        DescribeOutputs(p);
+        const Result forward = RunForward(ctx, p);
+        const ConstTensorView lse = random.Integer(0, 1) == 1 ? ConstTensorView(forward.lse.view()) : ConstTensorView();
+        const WeightsInputs in = {p.in.q, p.in.k, lse};
+        const Buffer got(OutType(p), sizes), expected(DType::kF64, sizes);
+        TileOfWeights(ctx, in, p.options, tile, got.view());
+        TileOfWeightsReference(in, p.options, tile, expected.view());
+        packed += is_packed;
+        dropped += tile.dropout && p.options.dropout > 0;
+        if (got.view().num_elements() == 0) continue;
+        std::vector<int64_t> at(3);
+        do {
+          const double x = GetElement(got.view(), at), y = GetElement(expected.view(), at);
+          if (std::isnan(y)) {  // a dropped pair may be 0
+            ASSERT_TRUE(std::isnan(x) || (tile.dropout && x == 0)) << ShapeString(at) << " is " << x;
+          } else {
+            ASSERT_LE(std::abs(x - y), Relative(dtype) * y + 1e-37) << ShapeString(at) << ": " << x << ", not " << y;
+          }
+        } while (NextIndex(sizes, at));
+      }
+      EXPECT_GT(packed, 5);
+      EXPECT_GT(dropped, 5);
+    }
+  }
+}
+
+TEST(AttentionWeights, TilesAreInsideTheirSequence) {
+  const Problem p = MakeProblem(DType::kF32, {.B = 2, .Tq = 5, .Tk = 6, .Hq = 4, .Hkv = 2, .D = 4});
+  Context ctx(1);
+  const Buffer out(DType::kF32, {4, 2, 3}), flat(DType::kF32, {4, 6});
+  const auto message = [&](const Tile& tile, const Buffer& to) -> std::string {
+    try {
+      TileOfWeights(ctx, {p.in.q, p.in.k, {}}, p.options, tile, to.view());
+    } catch (const InvalidArgument& e) {
+      return e.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(message({.sequence = 1, .first_row = 3, .first_key = 3}, out), "no error");
+  EXPECT_EQ(message({.sequence = 2}, out), "attention::TileOfWeights: sequence is 2, expected an index below 2");
+  EXPECT_EQ(message({.sequence = -1}, out), "attention::TileOfWeights: sequence is -1, expected an index below 2");
+  EXPECT_EQ(message({.first_head = 1}, out),
+            "attention::TileOfWeights: first_head is 1 of 4, expected a place for them among 4");
+  EXPECT_EQ(message({.first_row = 4}, out),
+            "attention::TileOfWeights: first_row is 4 of 2, expected a place for them among 5");
+  EXPECT_EQ(message({.first_key = -1}, out),
+            "attention::TileOfWeights: first_key is -1 of 3, expected a place for them among 6");
+  EXPECT_EQ(message({}, flat), "attention::TileOfWeights: out has shape [4,6], expected [heads, rows, keys]");
+}
+
 TEST(AttentionMap, PoolsTheWeights) {
   for (const DType dtype : kDTypes) {
     Context one(1), three(3);
