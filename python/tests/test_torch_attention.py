@@ -224,15 +224,6 @@ def test_gradient_through_lse_alone():
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
 
 
-def test_second_and_forward_derivatives_are_refused():
-    q, k, v = qkv()
-    (first,) = torch.autograd.grad(attention(q, k, v).square().sum(), q, create_graph=True)
-    with pytest.raises(heed.Unsupported, match="attention: a second derivative"):
-        first.sum().backward()
-    with pytest.raises(heed.Unsupported, match="attention: a forward derivative"):
-        torch.func.jvp(lambda x: attention(x, k.detach(), v.detach()), (q.detach(),), (q.detach(),))
-
-
 def allocated(function):
     """(what the function returns, bytes that PyTorch allocated for it)."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:

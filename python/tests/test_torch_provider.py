@@ -258,13 +258,19 @@ def test_rows_without_keys_and_empty_tensors():
             assert o.shape == shape and lse.shape == shape[:3]
 
 
-def test_samples_of_pytorch_s_own_tests(monkeypatch):
+@pytest.fixture
+def op(monkeypatch):
+    """PyTorch's description of the function for its own tests."""
     if importlib.util.find_spec("expecttest") is None:  # it has the base class of tests, which no sample needs
         stub = types.ModuleType("expecttest")
         stub.TestCase = unittest.TestCase
         monkeypatch.setitem(sys.modules, "expecttest", stub)
     methods = pytest.importorskip("torch.testing._internal.common_methods_invocations")
     (op,) = (x for x in methods.op_db if x.name == "nn.functional.scaled_dot_product_attention")
+    return op
+
+
+def test_samples_of_pytorch_s_own_tests(op):
 
     def run(sample, dtype):
         def convert(x):
@@ -439,15 +445,50 @@ def test_transforms_of_torch_func():
     assert same_with_provider(lambda: [torch.vmap(F.scaled_dot_product_attention)(q, k, v)])["forward"] == 3
 
 
-def test_a_second_derivative_is_refused_as_without_heed():
-    def second():
-        q = torch.randn(1, 2, 3, 8, requires_grad=True)
-        (gradient,) = torch.autograd.grad(F.scaled_dot_product_attention(q, q, q).sum(), q, create_graph=True)
-        torch.autograd.grad(gradient.sum(), q)
+def test_samples_have_the_second_derivatives_of_the_math_path(op):
+    """PyTorch's own kernel has none."""
 
-    for context in (contextlib.nullcontext(), provider()):
-        with context, pytest.raises(RuntimeError, match="backward is not implemented"):
-            second()
+    def run(sample):
+        tensors = [(x * 0.1).detach().requires_grad_() for x in (sample.input, *sample.args)]
+        o = op.op(*tensors, **sample.kwargs)
+        first = torch.autograd.grad(o.sin().sum(), tensors, create_graph=True)
+        return torch.autograd.grad(sum(x.cos().sum() for x in first), tensors)
+
+    ran = 0
+    for sample in op.sample_inputs("cpu", torch.float64, requires_grad=True):
+        if sample.kwargs.get("dropout_p", 0) > 0:
+            continue
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            expected = run(sample)
+        for name in ("heed", "heed-wide"):
+            with provider(name):
+                got = run(sample)
+                ran += provider_stats()["backward"] > 0
+            for x, y in zip(got, expected, strict=True):
+                torch.testing.assert_close(x, y, atol=1e-9, rtol=1e-9)
+    assert ran >= 8
+
+
+def test_second_derivatives_and_what_heed_declines():
+    q, k, v = (torch.randn(1, 2, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    mask = torch.randn(5, 5, dtype=torch.float64)
+
+    def function(*tensors):
+        return F.scaled_dot_product_attention(*tensors, attn_mask=mask)
+
+    with provider():
+        assert torch.autograd.gradgradcheck(function, (q, k, v), fast_mode=True)
+        hessian = torch.func.jacrev(torch.func.jacrev(lambda x: function(x, x, x).square().sum()))(q.detach())
+        o = F.scaled_dot_product_attention(q, k, v, scale=float("inf"))  # which heed declines
+        assert torch.autograd.grad(o.sum(), q, create_graph=True)[0].isnan().all()
+        with pytest.raises(RuntimeError, match="flash_attention_for_cpu_backward is not implemented"):
+            (first,) = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v, scale=float("inf")).sum(), q,
+                                           create_graph=True)
+            first.sum().backward()
+        assert provider_stats()["declined"]
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        expected = torch.autograd.functional.hessian(lambda x: function(x, x, x).square().sum(), q.detach())
+    torch.testing.assert_close(hessian, expected, atol=1e-9, rtol=1e-9)
 
 
 def test_a_forked_process():
@@ -510,7 +551,11 @@ def test_the_wide_door():
         assert F.scaled_dot_product_attention(jagged, jagged, jagged).is_nested
         with pytest.raises(RuntimeError):  # of a shape that nobody takes
             F.scaled_dot_product_attention(q, q[..., :7], q)
-        torch.func.jvp(lambda x: F.scaled_dot_product_attention(x, x, x), (q[0],), (q[0],))
+
+        def along(function):
+            return lambda x: torch.func.jvp(function, (x,), (x,))[1]
+
+        along(along(lambda x: F.scaled_dot_product_attention(x, x, x)))(q[0])
         reasons = list(provider_stats()["declined"])
         assert len(reasons) == 2 and "forward derivative" in reasons[1]
     assert "heed" not in torch._C._dispatch_dump("aten::scaled_dot_product_attention")

@@ -48,7 +48,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     In eval mode without gradients nn.TransformerEncoderLayer would read the weights of its self_attn and never call it;
     of this class it calls it. An nn.TransformerEncoder with a src_key_padding_mask makes nested tensors of the batch if
-    its layers were converted after it was built: give it enable_nested_tensor=False. There is no second derivative.
+    its layers were converted after it was built: give it enable_nested_tensor=False.
     """
 
     @functools.wraps(nn.MultiheadAttention.__init__)

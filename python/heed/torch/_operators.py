@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from heed import InvalidArgument, _core
-from heed.torch import _dispatch
+from heed.torch import _attention_derivatives, _dispatch
 from heed.torch._options import Options
 
 _HEADS_FIRST = ("heads_first", "bool heads_first=False", False, False, False)
@@ -105,15 +105,52 @@ def _attention_backward_meta(grad_o, grad_lse, q, k, v, o, lse, needed, *options
 # --- gradients --------------------------------------------------------------------------------------------------------
 
 
+# Places of q, k, v and of the options that have a gradient, among the arguments of the operator and of its gradients.
+_AT = [0, 1, 2] + [3 + i for i in _DIFFERENTIABLE]
+_AT_BACKWARD = [2, 3, 4] + [8 + i for i in _DIFFERENTIABLE]
+
+
+def _at(places, values):
+    return [values[i] if i < len(values) else None for i in places]
+
+
 def _differentiate(needed, of_results, q, k, v, *options_and_results):
     *options, o, lse = options_and_results
     grad_o, grad_lse = of_results
     if grad_o is None:
         grad_o = torch.zeros_like(o)
-    at = [0, 1, 2] + [3 + i for i in _DIFFERENTIABLE]
-    wanted = [i < len(needed) and needed[i] for i in at]
+    wanted = [bool(x) for x in _at(_AT, needed)]
     found = _attention_backward(grad_o, grad_lse, q, k, v, o, lse, wanted, *options)
-    return dict(zip((i for i, want in zip(at, wanted) if want), found))
+    return dict(zip((i for i, want in zip(_AT, wanted) if want), found))
+
+
+def _tangents(of_arguments, q, k, v, *options_and_results):
+    *options, o, lse = options_and_results
+    none = [False] * len(_AT)
+    return tuple(_derivatives(*_at(_AT, of_arguments), None, None, q, k, v, o, lse, none, *options))
+
+
+def _differentiate_twice(needed, of_results, *arguments):
+    grad_o, grad_lse, q, k, v, o, lse, computed, *options = arguments
+    along, of_results = [], iter(of_results)
+    for has_result in computed:
+        along.append(next(of_results) if has_result else None)
+    wanted = [bool(x) for x in _at(_AT_BACKWARD, needed)]
+    o_along, lse_along, *found = _derivatives(*along, grad_o, grad_lse, q, k, v, o, lse, wanted, *options)
+    found = dict(zip((i for i, want in zip(_AT_BACKWARD, wanted) if want), found))
+    return found | {0: o_along, 1: lse_along}
+
+
+def _tangents_of_gradients(of_arguments, *arguments):
+    grad_o, grad_lse, *tensors, computed = arguments[:8]
+    options = arguments[8:]
+    _, _, *found = _derivatives(*_at(_AT_BACKWARD, of_arguments), grad_o, grad_lse, *tensors, computed, *options)
+    of_o, of_lse = of_arguments[:2]
+    if of_o is not None or of_lse is not None:  # the gradients are linear in these
+        of_o = torch.zeros_like(grad_o) if of_o is None else of_o
+        more = _attention_backward(of_o, of_lse, *tensors, computed, *options)
+        found = [x + y for x, y in zip(found, more)]
+    return tuple(found)
 
 
 # --- vmap -------------------------------------------------------------------------------------------------------------
@@ -139,15 +176,19 @@ _attention_backward = _dispatch.define(
     f"bool[] needed, {_OPTIONS}) -> Tensor[]",
     _attention_backward_kernel,
     _attention_backward_meta,
+    gradients=_differentiate_twice,
+    tangents=_tangents_of_gradients,
     names=_BACKWARD,
     on_gpus=True,
 )
+_derivatives = _attention_derivatives.define(attention_options, _attention_backward, _gradient_like)
 _attention = _dispatch.define(
     "attention",
     f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor o, Tensor lse)",
     _attention_kernel,
     _attention_meta,
     gradients=_differentiate,
+    tangents=_tangents,
     keeps_results=True,
     vmap=_attention_vmap,
     num_cast=3,

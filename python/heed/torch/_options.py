@@ -44,7 +44,7 @@ class Options:
         self.names = tuple(option.name for option in self.table)
         self.schema = ", ".join(option.schema for option in self.table)
         self._operation = operation
-        self._defaults = tuple(ast.literal_eval(option.schema.partition("=")[2]) for option in self.table)
+        self.defaults = tuple(ast.literal_eval(option.schema.partition("=")[2]) for option in self.table)
         self._places = {name: place for place, name in enumerate(self.names)}
         # Names in Python are looked up here, as torch.compile traces no call of heed._core.
         self._numbers = {o.name: _core._name_in_python(operation, o.name) for o in self.table if o.takes_numbers}
@@ -78,10 +78,10 @@ class Options:
                 seed_tensor(value, operation)  # the seed is checked even without dropout
         if drops:
             given.append(("seed", seed_tensor(keywords.get("seed"), operation)))
-        options, end = list(self._defaults), 0
+        options, end = list(self.defaults), 0
         for name, value in given:
             place = self._places[name]
-            if value is self._defaults[place]:
+            if value is self.defaults[place]:
                 continue
             if name in self._numbers:
                 value = _dispatch.numbers(operation, self._numbers[name], value)

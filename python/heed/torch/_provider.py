@@ -2,8 +2,9 @@
 """The implementations "heed" and "heed-wide" of torch.nn.attention's registry, and heed.torch.provider_stats.
 
 "heed" replaces the CPU kernels of aten::_scaled_dot_product_flash_attention_for_cpu and of its backward, which
-PyTorch's scaled_dot_product_attention calls. "heed-wide" also replaces aten::scaled_dot_product_attention itself, for
-the calls that PyTorch would compute by its math path, without these operators.
+PyTorch's scaled_dot_product_attention calls, and gives the backward the derivatives that PyTorch's lacks. "heed-wide"
+also replaces aten::scaled_dot_product_attention itself, for the calls that PyTorch would compute by its math path,
+without these operators.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from heed.torch._sdpa import scaled_dot_product_attention
 
 _FORWARD = "_scaled_dot_product_flash_attention_for_cpu"
 _BACKWARD = f"{_FORWARD}_backward"
+_DIFFERENTIABLE_BACKWARD = f"{_BACKWARD} under autograd"
 _SDPA = "scaled_dot_product_attention"
 
 _CPU = _C.DispatchKeySet(_C.DispatchKey.CPU)
@@ -28,11 +30,13 @@ _LSE_DTYPE = {x: torch.float64 if x is torch.float64 else torch.float32
               for x in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
 _UP_TO_BIAS = (None,) * (OPTIONS.index("bias") - OPTIONS.index("align") - 1)
 _NO_GRADIENTS = (None,) * len(_DIFFERENTIABLE)
+_OF_Q_K_V = [True] * 3 + [False] * len(_DIFFERENTIABLE)
 _MOST_REASONS = 100
 
 _attention, _attention_backward = _core._torch_attention, _core._torch_attention_backward
 _empty_like, _is_profiling = torch.empty_like, _C._autograd._profiler_enabled
-_flash_is_enabled = _C._get_flash_sdp_enabled
+_flash_is_enabled, _is_grad_enabled = _C._get_flash_sdp_enabled, _C.is_grad_enabled
+_any_requires_grad = _C._any_requires_grad
 _DECLINES = (ValueError, KeyError, Unsupported)  # heed.InvalidArgument is a ValueError
 
 
@@ -143,6 +147,27 @@ def _backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal,
     return dq, dk, dv
 
 
+def _differentiable_backward(keyset: Any, *arguments: Any, **options: Any) -> Any:
+    """The backward operator above autograd: heed's own, which has derivatives, where these may be asked for."""
+    if arguments[0] is None:  # nothing arrived at o
+        return None, None, None
+    if _is_grad_enabled() and _any_requires_grad(*arguments):
+        grad_out, *tensors, dropout_p, is_causal = arguments
+        try:
+            rest = _options(dropout_p, is_causal, options.get("attn_mask"), options.get("scale"))
+            found = torch.ops.heed.attention_backward(grad_out, None, *tensors, _OF_Q_K_V, *rest)
+        except _DECLINES as error:
+            _stats.decline(str(error))
+            return _replaced[_DIFFERENTIABLE_BACKWARD].call_boxed(keyset, *arguments, **options)
+        _stats.backward += 1
+        return tuple(found)
+    after = keyset & _C._after_autograd_keyset
+    if after.raw_repr() == _CPU.raw_repr():  # without another dispatch
+        return _backward(*arguments, **options)
+    with _C._AutoDispatchBelowAutograd():
+        return getattr(torch.ops.aten, _BACKWARD).default.redispatch(after, *arguments, **options)
+
+
 def _is_for_flash(query, key, value, attn_mask, dropout_p, enable_gqa) -> bool:
     """PyTorch's conditions for its flash kernel on the CPU."""
     return (
@@ -189,11 +214,13 @@ class _Handle:
             _active.remove()
         for name in (_FORWARD, _BACKWARD):
             _replaced[name] = torch.library.get_kernel(f"aten::{name}", "CPU")
+        _replaced[_DIFFERENTIABLE_BACKWARD] = torch.library.get_kernel(f"aten::{_BACKWARD}", "AutogradCPU")
         self._library: torch.library.Library | None = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "(?s).*other operators may also be overridden")
             self._library.impl(_FORWARD, _forward, "CPU")
             self._library.impl(_BACKWARD, _backward, "CPU")
+            self._library.impl(_BACKWARD, _differentiable_backward, "AutogradCPU", with_keyset=True)
             for key in ("CPU", "AutogradCPU") if wide else ():
                 self._library.impl(_SDPA, _wide, key)
         self._tag = _Tag() if wide else None

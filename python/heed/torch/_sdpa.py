@@ -47,8 +47,8 @@ def scaled_dot_product_attention(
     are read in place, whatever axes of them broadcast; one whose last axis is not contiguous is copied.
 
     Every shape, dtype and dropout_p is taken that PyTorch's math backend takes on the CPU, and what it refuses is a
-    heed.InvalidArgument. Dropout drops as often, but other pairs; torch.manual_seed reproduces them. There is no
-    second derivative and no forward derivative, and scale has to be finite.
+    heed.InvalidArgument. Dropout drops as often, but other pairs; torch.manual_seed reproduces them. Second
+    derivatives and forward mode are those of heed.torch.attention, and scale has to be finite.
     """
     try:
         q, k, v = query.shape, key.shape, value.shape
@@ -399,8 +399,8 @@ def replace_sdpa(strict: bool = False) -> Iterator[list[SdpaCall]]:
     Calls of the function by whatever name are replaced, also those inside of PyTorch's own modules. `record` is a list
     with an entry for each: `ran` (on heed), `reason` (why not, else None), `shapes` (of query, key, value and
     attn_mask). PyTorch runs the calls that heed cannot (other devices and dtypes, nested and sparse tensors, classes
-    with a __torch_function__ of their own, forward derivatives), and refuses invalid ones; with strict=True both are a
-    heed.Unsupported. Calls that ran on heed have no second derivative. The innermost of nested blocks counts.
+    with a __torch_function__ of their own, second derivatives in forward mode), and refuses invalid ones; with
+    strict=True both are a heed.Unsupported. The innermost of nested blocks counts.
 
     A block is for the thread that entered it. The function's name in torch.nn.functional changes for the whole
     process, but in other threads it computes as before. A backward pass that computes again what the forward pass

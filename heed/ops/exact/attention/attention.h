@@ -170,8 +170,8 @@ struct Gradients {
 // k and lse, dropout from its seed.
 //
 // Edges. Rows that see no key and keys that no row sees have gradients of exactly 0, and so have those outside lengths
-// and packed sequences. A NaN or an infinity in q, k, v or d_o reaches only gradients of rows and keys that see it. The
-// second derivative is not implemented.
+// and packed sequences. A NaN or an infinity in q, k, v or d_o reaches only gradients of rows and keys that see it.
+// Only heed.torch has second derivatives.
 //
 // Precision. Sums are in f64 for f64, else in f32, and rounded once.
 //
