@@ -59,3 +59,11 @@ def test_a_decoder_trained_from_nothing():  # a sixth of the way; scripts/test -
                        for pattern in (r"^step +1  (\S+) bits/byte", r"^held out: (\S+) bits/byte"))
     assert first > 7.5 and held_out < 4.2, done.stdout + done.stderr
     assert done.returncode == 1 and done.stdout.endswith("NOT reached\n")
+
+
+def test_second_derivatives_make_a_model_less_sensitive_to_noise():
+    done = run("curvature.py")
+    assert done.returncode == 0 and done.stdout.endswith("reached\n"), done.stdout + done.stderr
+    assert len(re.findall(r"^(?:plain|penalty) .* symmetric: True$", done.stdout, re.M)) == 2
+    curvatures = [float(x) for x in re.findall(r"largest curvature (\S+);", done.stdout)]
+    assert 0 < curvatures[1] < curvatures[0]

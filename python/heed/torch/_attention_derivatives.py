@@ -43,7 +43,7 @@ _TILE, _ROWS = 1 << 18, 64  # elements of a tile, more where 64 rows of one head
 
 
 class _Call:
-    """Arguments of attention by sequence: tensors [heads, tokens, channels] in the dtype of sums."""
+    """Arguments of attention, and the sequences in it."""
 
     def __init__(self, q: Tensor, k: Tensor, lse: Tensor, table: Options, options: Sequence[Any]):
         self.q, self.k, self.lse = q, k, lse
@@ -57,32 +57,38 @@ class _Call:
         # Without sinks, P is relative to the keys alone.
         self.of_weights = list((self.options | {"sinks": None}).values())
 
-    def sequences(self) -> Iterator[_Sequence]:
+    def sequences(self) -> Iterator[_Sequences]:
+        """Each sequence, or several together if their tiles are small and their positions the same."""
         if self.packed:
             of_queries, of_keys = self.options["cu_seqlens_q"], self.options["cu_seqlens_k"]
             queries = of_queries.tolist()
             keys = queries if of_keys is None else of_keys.tolist()
             for i in range(len(queries) - 1):
-                yield _Sequence(self, i, slice(*queries[i:i + 2]), slice(*keys[i:i + 2]))
+                yield _Sequences(self, range(i, i + 1), slice(*queries[i:i + 2]), slice(*keys[i:i + 2]))
             return
-        axis = 2 if self.heads_first else 1
-        for i in range(self.q.shape[0]):
-            yield _Sequence(self, i, slice(0, self.q.shape[axis]), slice(0, self.k.shape[axis]))
+        tokens, heads = (2, 1) if self.heads_first else (1, 2)
+        batch, rows, keys, step = self.q.shape[0], self.q.shape[tokens], self.k.shape[tokens], 1
+        if self.options["query_starts"] is None and self.options["key_lengths"] is None:
+            step = max(1, _TILE // max(1, self.q.shape[heads] * rows * keys))
+        for i in range(0, batch, step):
+            yield _Sequences(self, range(i, min(i + step, batch)), slice(0, rows), slice(0, keys))
 
-    def tile(self, sequence: int, head: int, row: int, key: int, size: Sequence[int], *, dropout: bool) -> Tensor:
-        """P of these heads, rows and keys, with the factor of dropout or without."""
+    def tile(self, sequences: range, head: int, row: int, key: int, size: Sequence[int], *, dropout: bool) -> Tensor:
+        """P of these heads, rows and keys of each sequence, with the factor of dropout or without."""
         out = torch.empty(size, dtype=self.dtype)
-        _core._torch_attention_weights(self.q, self.k, self.lse, sequence, head, row, key, dropout, out,
-                                       *self.of_weights)
+        for i, of_sequence in zip(sequences, out):
+            _core._torch_attention_weights(self.q, self.k, self.lse, i, head, row, key, dropout, of_sequence,
+                                           *self.of_weights)
         return out
 
 
-class _Sequence:
-    """One sequence of a call: its tokens, and the positions of its queries."""
+class _Sequences:
+    """Sequences of a call with as many tokens and the same positions of queries; one if they are packed."""
 
-    def __init__(self, call: _Call, index: int, rows: slice, keys: slice):
-        self.call, self.index, self.rows, self.keys = call, index, rows, keys
-        options = call.options
+    def __init__(self, call: _Call, indices: range, rows: slice, keys: slice):
+        self.call, self.indices, self.rows, self.keys = call, indices, rows, keys
+        self.places = slice(indices.start, indices.stop)
+        options, index = call.options, indices.start
         self.num_rows, self.num_keys = rows.stop - rows.start, keys.stop - keys.start
         starts = options["query_starts"]
         if starts is not None:
@@ -93,24 +99,24 @@ class _Sequence:
         self.end = self.num_keys if lengths is None else int(lengths[index])
 
     def of(self, x: Tensor, tokens: slice) -> Tensor:
-        """A view [heads, tokens, channels] of q, k, v, o, or of a tensor like them."""
+        """A view [sequences, heads, tokens, channels] of q, k, v, o, or of a tensor like them."""
         if self.call.packed:
-            return (x[0] if x.dim() == 4 else x)[tokens].transpose(0, 1)
-        return x[self.index] if self.call.heads_first else x[self.index].transpose(0, 1)
+            return (x if x.dim() == 4 else x[None])[:, tokens].transpose(1, 2)
+        return x[self.places] if self.call.heads_first else x[self.places].transpose(1, 2)
 
     def of_lse(self, x: Tensor) -> Tensor:
-        """A view [heads, rows] of lse, or of a tensor like it."""
-        return x[:, self.rows] if self.call.packed else x[self.index]
+        """A view [sequences, heads, rows] of lse, or of a tensor like it."""
+        return x[None, :, self.rows] if self.call.packed else x[self.places]
 
     def of_decays(self, x: Tensor) -> Tensor:
-        """A view [heads, keys] of log_decay, or of a tensor like it."""
+        """A view [sequences, heads, keys] of log_decay, or of a tensor like it."""
         if self.call.packed:
-            return (x[0] if x.dim() == 3 else x)[self.keys].T
-        return x[self.index].T
+            return (x if x.dim() == 3 else x[None])[:, self.keys].mT
+        return x[self.places].mT
 
     def of_slopes(self, x: Tensor) -> Tensor:
-        """A view [heads] of alibi, or of a tensor like it."""
-        return x if x.dim() == 1 else x[self.index]
+        """A view [sequences or 1, heads] of alibi, or of a tensor like it."""
+        return x[None] if x.dim() == 1 else x[self.places]
 
     def visible_keys(self, rows: slice) -> slice:
         """Keys outside of which these rows see none."""
@@ -151,7 +157,7 @@ class _Derivatives:
         # A key that a row does not see may be infinite or NaN.
         self.is_finite = all(bool(torch.isfinite(x.sum(dtype=call.dtype))) for x in numbers)
 
-    def sequence(self, s: _Sequence) -> None:
+    def add(self, s: _Sequences) -> None:
         dtype = self.call.dtype
         q, k, v, o = (None if x is None else _wide(s.of(x, tokens), dtype) for x, tokens in zip(
             self.tensors, (s.rows, s.keys, s.keys, s.rows)))
@@ -160,14 +166,14 @@ class _Derivatives:
         do, dlse = self.incoming
         do = None if do is None else _wide(s.of(do, s.rows), dtype)
         dlse = None if dlse is None else s.of_lse(dlse).to(dtype)
-        heads, key_heads = q.shape[0], k.shape[0]
+        count, heads, key_heads = q.shape[0], q.shape[1], k.shape[1]
         group = heads // max(key_heads, 1)
         rows = max(1, min(s.num_rows, _ROWS))
-        step = min(key_heads, max(1, _TILE // max(1, group * rows * s.num_keys)))
+        step = min(key_heads, max(1, _TILE // max(1, count * group * rows * s.num_keys)))
         if step == key_heads:
-            rows = max(rows, min(s.num_rows, _TILE // max(1, heads * s.num_keys)))
+            rows = max(rows, min(s.num_rows, _TILE // max(1, count * heads * s.num_keys)))
         found = {name: torch.zeros_like(x) for name, x in zip("kv", (k, v))} | {"q": torch.zeros_like(q)}
-        decays = torch.zeros((heads, s.num_keys + 1), dtype=torch.float64)
+        decays = torch.zeros((count, heads, s.num_keys + 1), dtype=torch.float64)
         for head in range(0, key_heads, step):
             for row in range(0, s.num_rows, rows):
                 tile = _Tile(self, s, slice(head, min(head + step, key_heads)), group,
@@ -178,28 +184,33 @@ class _Derivatives:
             if name in self.gradients:
                 s.of(self.gradients[name], s.rows if name == "q" else s.keys).copy_(x)
         if "log_decay" in self.gradients:
-            s.of_decays(self.gradients["log_decay"]).copy_(decays.cumsum(1)[:, :-1])
+            s.of_decays(self.gradients["log_decay"]).copy_(decays.cumsum(2)[..., :-1])
 
 
 class _Tile:
-    """Some rows of some key heads: tensors [key heads, rows of all their query heads, keys or channels]."""
+    """Some rows of some key heads: tensors [key heads of all sequences, rows of all query heads, keys or channels]."""
 
-    def __init__(self, of: _Derivatives, s: _Sequence, key_heads: slice, group: int, rows: slice):
+    def __init__(self, of: _Derivatives, s: _Sequences, key_heads: slice, group: int, rows: slice):
         self.of, self.s, self.key_heads, self.rows = of, s, key_heads, rows
         self.heads = slice(key_heads.start * group, key_heads.stop * group)
         self.keys = s.visible_keys(rows)
-        self.num_heads = key_heads.stop - key_heads.start
-        self.shape = (self.heads.stop - self.heads.start, rows.stop - rows.start, self.keys.stop - self.keys.start)
+        count, keys = len(s.indices), self.keys.stop - self.keys.start
+        self.num_heads = count * (key_heads.stop - key_heads.start)
+        self.shape = (count, self.heads.stop - self.heads.start, rows.stop - rows.start, keys)
 
     def by_row(self, x: Tensor) -> Tensor:
-        return x[self.heads, self.rows].reshape(self.num_heads, -1, x.shape[-1])
+        return x[:, self.heads, self.rows].reshape(self.num_heads, -1, x.shape[-1])
 
     def by_key(self, x: Tensor) -> Tensor:
-        return x[self.key_heads, self.keys]
+        return x[:, self.key_heads, self.keys].flatten(0, 1)
 
     def by_head(self, tile: Tensor) -> Tensor:
-        """[query heads, rows, ..] of a tensor [key heads, rows of all their query heads, ..]."""
-        return tile.view(self.shape[0], self.shape[1], *tile.shape[2:])
+        """[sequences, query heads, rows, ..] of a tensor [key heads, rows of all query heads, ..]."""
+        return tile.view(*self.shape[:3], *tile.shape[2:])
+
+    def add_by_key(self, found: Tensor, x: Tensor) -> None:
+        to = found[:, self.key_heads, self.keys]
+        to += x.view(to.shape)
 
     def compute(self, tensors: Any, tangents: Any, do: Any, dlse: Any, found: dict[str, Tensor],
                 decays: Tensor) -> None:
@@ -209,8 +220,8 @@ class _Tile:
         q_along, k_along, v_along = tangents
         q_along = None if q_along is None else self.by_row(q_along)
         k_along, v_along = (None if x is None else self.by_key(x) for x in (k_along, v_along))
-        size = (self.num_heads, q.shape[1], self.shape[2])
-        place = (s.index, self.heads.start, self.rows.start, self.keys.start, self.shape)
+        size = (self.num_heads, q.shape[1], self.shape[3])
+        place = (s.indices, self.heads.start, self.rows.start, self.keys.start, self.shape)
         P = call.tile(*place, dropout=False).view(size)
         kept = call.tile(*place, dropout=True).view(size) if call.options["dropout"] else P
         unseen = None if of.is_finite else P == 0
@@ -235,7 +246,7 @@ class _Tile:
             along = along * slope
         self._add_to_logits(self.by_head(along))
         # Results.
-        lse = s.of_lse(call.lse)[self.heads, self.rows].to(call.dtype)
+        lse = s.of_lse(call.lse)[:, self.heads, self.rows].to(call.dtype)
         w, sink = self._shares(lse)
         lse_along = (P * along).sum(-1)
         mean = w * lse_along + sink
@@ -245,8 +256,8 @@ class _Tile:
         if v_along is not None:
             o_along += weighted(kept, v_along)
         o_along *= w[..., None]
-        s.of(of.o_along, s.rows)[self.heads, self.rows] = self.by_head(o_along).to(of.o_along.dtype)
-        s.of_lse(of.lse_along)[self.heads, self.rows] = self.by_head(lse_along).to(of.lse_along.dtype)
+        s.of(of.o_along, s.rows)[:, self.heads, self.rows] = self.by_head(o_along).to(of.o_along.dtype)
+        s.of_lse(of.lse_along)[:, self.heads, self.rows] = self.by_head(lse_along).to(of.lse_along.dtype)
         if not of.backward:
             return
         # Gradients of L.
@@ -259,7 +270,7 @@ class _Tile:
             do, of_o = torch.zeros_like(o_along), torch.zeros_like(mean)
         shift = w * of_o
         if dlse is not None:
-            dlse = dlse[self.heads, self.rows].reshape(mean.shape)
+            dlse = dlse[:, self.heads, self.rows].reshape(mean.shape)
             rows = rows - dlse
             shift = shift - dlse * (mean - lse_along)
         by_w = do * w[..., None]
@@ -274,7 +285,7 @@ class _Tile:
         self._add_to_gradients(E, decays)
         if "sinks" in of.gradients:
             of_sinks = ((self._sink_along() - mean) * (do * o).sum(-1) + of_o) * (1 - w)
-            of.gradients["sinks"][self.heads] -= self.by_head(of_sinks).sum(1)
+            of.gradients["sinks"][self.heads] -= self.by_head(of_sinks).sum((0, 2))
         if slope is not None:
             E = E.mul_(slope).addcmul_(curvature, dS)
             dS.mul_(slope)
@@ -282,22 +293,22 @@ class _Tile:
             dq = weighted(E, k)
             if k_along is not None:
                 dq += weighted(dS, k_along)
-            found["q"][self.heads, self.rows] = self.by_head(dq).mul_(call.scale)
+            found["q"][:, self.heads, self.rows] = self.by_head(dq).mul_(call.scale)
         if "k" in of.gradients:
-            dk = found["k"][self.key_heads, self.keys]
-            dk.baddbmm_(E.mT, q, alpha=call.scale)
+            dk = torch.bmm(E.mT, q)
             if q_along is not None:
-                dk.baddbmm_(dS.mT, q_along, alpha=call.scale)
+                dk.baddbmm_(dS.mT, q_along)
+            self.add_by_key(found["k"], dk.mul_(call.scale))
         if "v" in of.gradients:
-            found["v"][self.key_heads, self.keys].baddbmm_(moved.mT, by_w)
+            self.add_by_key(found["v"], torch.bmm(moved.mT, by_w))
 
     def _sink_along(self) -> Any:
         """The tangent of sinks for each row, or 0."""
         along = self.of.tangents["sinks"]
         if along is None:
             return 0
-        return along[self.heads].to(self.of.call.dtype).view(self.num_heads, -1, 1).expand(
-            self.num_heads, -1, self.shape[1]).flatten(1)
+        along = along[self.heads, None].to(self.of.call.dtype)
+        return along.expand(self.shape[:3]).reshape(self.num_heads, -1)
 
     def _shares(self, lse: Tensor) -> tuple[Tensor, Any]:
         """w, and what the tangent of the sink adds to the mean."""
@@ -317,19 +328,18 @@ class _Tile:
         return self.s.positions(self.rows).clamp_(max=self.s.end - 1)
 
     def _add_to_logits(self, along: Tensor) -> None:
-        """Adds bias', alibi' and F' to a tile [heads, rows, keys]."""
+        """Adds bias', alibi' and F' to a tile [sequences, heads, rows, keys]."""
         tangents, s, dtype = self.of.tangents, self.s, along.dtype
         if tangents["bias"] is not None:
-            place = slice(s.index, s.index + 1)
-            along += _part(tangents["bias"], place, self.heads, self.rows, self.keys)[0].to(dtype)
+            along += _part(tangents["bias"], s.places, self.heads, self.rows, self.keys).to(dtype)
         if tangents["alibi"] is not None:
-            slopes = s.of_slopes(tangents["alibi"])[self.heads]
-            along -= slopes[:, None, None].to(dtype) * self._distances()
+            slopes = s.of_slopes(tangents["alibi"])[:, self.heads]
+            along -= slopes[..., None, None].to(dtype) * self._distances()
         if tangents["log_decay"] is not None:
-            sums = s.of_decays(tangents["log_decay"])[self.heads].double().cumsum(1)
+            sums = s.of_decays(tangents["log_decay"])[:, self.heads].double().cumsum(2)
             last = self._last_decays()
-            sums = sums - sums[:, last[-1:].clamp(min=0)]  # small near the rows
-            forgotten = sums[:, last.clamp(min=0), None] - sums[:, None, self.keys]
+            sums = sums - sums[..., last[-1:].clamp(min=0)]  # small near the rows
+            forgotten = sums[..., last.clamp(min=0), None] - sums[..., None, self.keys]
             keys = torch.arange(self.keys.start, self.keys.stop)
             along += forgotten.masked_fill_(keys > last[:, None], 0).to(dtype)
 
@@ -337,16 +347,17 @@ class _Tile:
         """Adds the gradients of bias, alibi and the log decays. `decays[s]` is that of s without that of s - 1."""
         gradients, s, E = self.of.gradients, self.s, self.by_head(E)
         if "bias" in gradients:
-            to = _part(gradients["bias"], slice(s.index, s.index + 1), self.heads, self.rows, self.keys)
-            to += E[None].sum_to_size(to.shape)
+            to = _part(gradients["bias"], s.places, self.heads, self.rows, self.keys)
+            to += E.sum_to_size(to.shape)
         if "alibi" in gradients:
-            s.of_slopes(gradients["alibi"])[self.heads] -= (E * self._distances()).sum((1, 2))
+            to = s.of_slopes(gradients["alibi"])[:, self.heads]
+            to -= (E * self._distances()).sum((2, 3)).sum_to_size(to.shape)
         if "log_decay" in gradients:
             last = self._last_decays()
             keys = torch.arange(self.keys.start, self.keys.stop)
             E = E.double().masked_fill(keys > last[:, None], 0)
-            decays[self.heads, self.keys.start + 1:self.keys.stop + 1] += E.sum(1)
-            decays[self.heads] = decays[self.heads].index_add(1, last.clamp(min=-1) + 1, E.sum(2), alpha=-1)
+            decays[:, self.heads, self.keys.start + 1:self.keys.stop + 1] += E.sum(2)
+            decays[:, self.heads] = decays[:, self.heads].index_add(2, last.clamp(min=-1) + 1, E.sum(3), alpha=-1)
 
 
 def define(table: Options, backward: Any, gradient_like: Any) -> Any:
@@ -371,8 +382,8 @@ def define(table: Options, backward: Any, gradient_like: Any) -> Any:
         for x in results:
             x.zero_()
         derivatives = _Derivatives(call, tangents, incoming, (q, k, v, o), results, sums)
-        for sequence in call.sequences():
-            derivatives.sequence(sequence)
+        for sequences in call.sequences():
+            derivatives.add(sequences)
         return [*results, *(x.to(gradients[name].dtype) for name, x in sums.items())]
 
     def meta(*arguments: Any) -> list[Tensor]:
