@@ -113,15 +113,21 @@ def _along_gla(scan: Scan, of: Sequence[Any], q: Tensor, k: Tensor, v: Tensor, g
     q_along = _plus(dq, None if c is None else c * q)
     k_along = _plus(dk, None if c is None else -c * k)
     v_along = _plus(dv, None if e is None else -e * v)
-    o, last = scan.gla(q, k, v, g, h, S)
-    runs = [] if dS is None else [scan.gla(q, torch.zeros_like(k), v, g, h, dS)]
-    runs += [] if k_along is None else [scan.gla(q, k_along, v, g, h)]
-    runs += [] if v_along is None else [scan.gla(q, k, v_along, g, h)]
-    along, final = _sum_over_runs(runs) if runs else (torch.zeros_like(o), torch.zeros_like(last))
-    if q_along is not None:
-        along = along + scan.gla(q_along, k, v, g, h, S)[0]
+    # One recurrence of twice the channels has both states of v: S, read by q_along, and that of k_along, read by q.
+    def or_zeros(x: Any, like: Any) -> Any:
+        return torch.zeros_like(like) if x is None and like is not None else x
+
+    wide = None
+    if S is not None or dS is not None:
+        wide = torch.cat([or_zeros(S, dS), or_zeros(dS, S)], 2)
+    along, states = scan.gla(torch.cat([or_zeros(q_along, q), q], 3), torch.cat([k, or_zeros(k_along, k)], 3), v,
+                             torch.cat([g, g], 3), h, wide)
+    last, final = states.chunk(2, 2)
+    if v_along is not None:
+        o_along, of_values = scan.gla(q, k, v_along, g, h)
+        along, final = along + o_along, final + of_values
     if e is not None:
-        along, final = along + e * o, final + last * e[:, -1, :, None, :]
+        along, final = along + e * scan.gla(q, k, v, g, h, S)[0], final + last * e[:, -1, :, None, :]
     return along, final if c is None else final + c[:, -1, ..., None] * last
 
 
@@ -279,11 +285,36 @@ def _of_variables(function: Callable[..., Any], arguments: Sequence[Any], variab
 
 
 def of_gradients(mechanism: Any, needed: Sequence[bool], of_results: Sequence[Any], arguments: Sequence[Any]) -> dict:
-    """The gradients of a backward operator: of what arrived and of the tensors of the mechanism, by argument."""
-    gradients = Gradients(mechanism, arguments)
+    """The gradients of a backward operator: of what arrived and of the tensors of the mechanism, by argument.
+
+    The product of the gradients J^T u with directions x' is <u, J x'>: what is differentiated in reverse is forward
+    mode, whose sums over tokens have kernels for their gradients.
+    """
+    count = mechanism.num_incoming
+    arguments = [*arguments[:count + 1], *mechanism.complete(tuple(arguments[count + 1:]))]
+    places = [count + 1 + i for i, need in zip(mechanism.differentiable, arguments[count]) if need]
+    directions = {i: x for i, x in zip(places, of_results) if x is not None}
     variables = [i for i, need in enumerate(needed) if need]
-    function = _of_variables(gradients, gradients.arguments, variables)
-    return dict(zip(variables, _vjp(function, [gradients.arguments[i] for i in variables], of_results)))
+
+    def product(*given: Any) -> Tensor:
+        def results(*tensors: Tensor) -> tuple[Any, ...]:
+            call = list(given[count + 1:])
+            for i, x in zip(directions, tensors):
+                call[i - count - 1] = x
+            o, *states = _composed(mechanism, dict(zip(mechanism.names, call)))
+            states = [x for x, state in zip(states, mechanism.states) if state.has_gradient]
+            # Nothing arrives at a state that the call does not have.
+            return tuple(x for x, u in zip((o, *states), given[:count]) if u is not None)
+
+        primals = tuple(given[i] for i in directions)
+        along = torch.func.jvp(results, primals, tuple(directions.values()))[1]
+        incoming = [u for u in given[:count] if u is not None]
+        terms = [(x * u.to(x.dtype)).sum() for x, u in zip(along, incoming, strict=True)]
+        return sum(terms[1:], terms[0])
+
+    function = _of_variables(product, arguments, variables)
+    found = torch.func.grad(function, argnums=tuple(range(len(variables))))(*(arguments[i] for i in variables))
+    return dict(zip(variables, found))
 
 
 def tangents(mechanism: Any, of_arguments: Sequence[Any], arguments: Sequence[Any]) -> Any:
