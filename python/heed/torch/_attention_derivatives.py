@@ -39,7 +39,7 @@ from heed import Unsupported, _core
 from heed.torch import _dispatch
 from heed.torch._options import Options
 
-_TILE, _ROWS = 1 << 18, 64  # elements of a tile, more where 64 rows of one head have more
+_TILE, _ROWS = 1 << 19, 64  # elements of a tile, more where 64 rows of one head have more
 
 
 class _Call:
@@ -172,6 +172,8 @@ class _Derivatives:
         step = min(key_heads, max(1, _TILE // max(1, count * group * rows * s.num_keys)))
         if step == key_heads:
             rows = max(rows, min(s.num_rows, _TILE // max(1, count * heads * s.num_keys)))
+        if self.call.options["causal"]:  # a quarter of the rows skips keys that none of them sees
+            rows = min(rows, max(_ROWS, s.num_rows // 4))
         found = {name: torch.zeros_like(x) for name, x in zip("kv", (k, v))} | {"q": torch.zeros_like(q)}
         decays = torch.zeros((count, heads, s.num_keys + 1), dtype=torch.float64)
         for head in range(0, key_heads, step):
