@@ -114,6 +114,7 @@ def _along_gla(scan: Scan, of: Sequence[Any], q: Tensor, k: Tensor, v: Tensor, g
     k_along = _plus(dk, None if c is None else -c * k)
     v_along = _plus(dv, None if e is None else -e * v)
     # One recurrence of twice the channels has both states of v: S, read by q_along, and that of k_along, read by q.
+
     def or_zeros(x: Any, like: Any) -> Any:
         return torch.zeros_like(like) if x is None and like is not None else x
 
