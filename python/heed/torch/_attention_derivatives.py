@@ -75,7 +75,7 @@ class _Call:
 
     def tile(self, sequences: range, head: int, row: int, key: int, size: Sequence[int], *, dropout: bool) -> Tensor:
         """P of these heads, rows and keys of each sequence, with the factor of dropout or without."""
-        out = torch.empty(size, dtype=self.dtype)
+        out = self.q.new_empty(size, dtype=self.dtype)
         for i, of_sequence in zip(sequences, out):
             _core._torch_attention_weights(self.q, self.k, self.lse, i, head, row, key, dropout, of_sequence,
                                            *self.of_weights)
@@ -131,7 +131,7 @@ class _Sequences:
         return slice(min(begin, self.num_keys), max(end, min(begin, self.num_keys)))
 
     def positions(self, rows: slice) -> Tensor:
-        return torch.arange(self.start + rows.start, self.start + rows.stop)
+        return torch.arange(self.start + rows.start, self.start + rows.stop, device="cpu")
 
 
 def _wide(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -175,7 +175,7 @@ class _Derivatives:
         if self.call.options["causal"]:  # a quarter of the rows skips keys that none of them sees
             rows = min(rows, max(_ROWS, s.num_rows // 4))
         found = {name: torch.zeros_like(x) for name, x in zip("kv", (k, v))} | {"q": torch.zeros_like(q)}
-        decays = torch.zeros((count, heads, s.num_keys + 1), dtype=torch.float64)
+        decays = q.new_zeros((count, heads, s.num_keys + 1), dtype=torch.float64)
         for head in range(0, key_heads, step):
             for row in range(0, s.num_rows, rows):
                 tile = _Tile(self, s, slice(head, min(head + step, key_heads)), group,
@@ -236,11 +236,10 @@ class _Tile:
             return torch.bmm(weights, x if of.is_finite else torch.nan_to_num(x, 0, 0, 0))
 
         # Logits.
-        cap, pairs = call.options["softcap"], [x for x in ((q_along, k), (q, k_along)) if x[0] is not None
-                                               and x[1] is not None]
-        along = sum((product(x * call.scale, y) for x, y in pairs[1:]), product(pairs[0][0] * call.scale, pairs[0][1])
-                    ) if pairs else torch.zeros(size, dtype=call.dtype)
-        slope = curvature = None
+        along = P.new_zeros(()) if q_along is None else product(q_along * call.scale, k)
+        along = along.expand(size) if k_along is None else product(q * call.scale, k_along).add_(along)
+        along = along.contiguous()
+        cap, slope, curvature = call.options["softcap"], None, None
         if cap:
             tanh = torch.tanh_(product(q * (call.scale / cap), k))
             slope = 1 - tanh * tanh
@@ -316,13 +315,13 @@ class _Tile:
         """w, and what the tangent of the sink adds to the mean."""
         sinks = self.of.call.options["sinks"]
         if sinks is None:
-            return torch.ones((), dtype=lse.dtype).expand(self.num_heads, lse.numel() // self.num_heads), 0
+            return lse.new_ones(()).expand(self.num_heads, lse.numel() // self.num_heads), 0
         w = torch.sigmoid(lse - sinks[self.heads, None].to(lse.dtype))
         w = w.masked_fill_(torch.isneginf(lse), 0).view(self.num_heads, -1)
         return w, (1 - w) * self._sink_along()
 
     def _distances(self) -> Tensor:
-        keys = torch.arange(self.keys.start, self.keys.stop)
+        keys = torch.arange(self.keys.start, self.keys.stop, device="cpu")
         return (self.s.positions(self.rows)[:, None] - keys).abs_().to(self.of.call.dtype)
 
     def _last_decays(self) -> Tensor:
@@ -342,7 +341,7 @@ class _Tile:
             last = self._last_decays()
             sums = sums - sums[..., last[-1:].clamp(min=0)]  # small near the rows
             forgotten = sums[..., last.clamp(min=0), None] - sums[..., None, self.keys]
-            keys = torch.arange(self.keys.start, self.keys.stop)
+            keys = torch.arange(self.keys.start, self.keys.stop, device="cpu")
             along += forgotten.masked_fill_(keys > last[:, None], 0).to(dtype)
 
     def _add_to_gradients(self, E: Tensor, decays: Tensor) -> None:
@@ -356,7 +355,7 @@ class _Tile:
             to -= (E * self._distances()).sum((2, 3)).sum_to_size(to.shape)
         if "log_decay" in gradients:
             last = self._last_decays()
-            keys = torch.arange(self.keys.start, self.keys.stop)
+            keys = torch.arange(self.keys.start, self.keys.stop, device="cpu")
             E = E.double().masked_fill(keys > last[:, None], 0)
             decays[:, self.heads, self.keys.start + 1:self.keys.stop + 1] += E.sum(2)
             decays[:, self.heads] = decays[:, self.heads].index_add(2, last.clamp(min=-1) + 1, E.sum(3), alpha=-1)
