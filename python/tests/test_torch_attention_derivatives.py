@@ -10,7 +10,7 @@ import heed.torch  # noqa: E402
 from heed.torch import _attention_derivatives  # noqa: E402
 
 DIFFERENTIABLE = ("bias", "sinks", "alibi", "log_decay")
-RANDOM_CALLS = 200 if os.environ.get("HEED_DEEP") else 12
+RANDOM_CALLS = int(os.environ.get("HEED_TEST_CALLS", 12))
 
 
 def normal(*shape, seed=0, dtype=torch.float64):
