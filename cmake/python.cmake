@@ -54,6 +54,6 @@ if(sources)
     install(TARGETS heed_cuda LIBRARY DESTINATION heed ${of_wheel})
   endif()
   if(TARGET heed_cli AND SKBUILD_SCRIPTS_DIR)
-    install(PROGRAMS $<TARGET_FILE:heed_cli> DESTINATION ${SKBUILD_SCRIPTS_DIR} ${of_wheel})
+    install(TARGETS heed_cli RUNTIME DESTINATION ${SKBUILD_SCRIPTS_DIR} ${of_wheel})  # stripped, as every target
   endif()
 endif()
