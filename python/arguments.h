@@ -64,16 +64,16 @@ std::string ForeignKeyword(const std::string& name, const std::vector<std::strin
 template <class Call>
 void Read(const char* operation, std::span<const Keyword<Call>> keywords, size_t num_positional, PyObject* args,
           PyObject* kwargs, Call& call) {
-  const size_t num_args = args == nullptr ? 0 : static_cast<size_t>(PyTuple_GET_SIZE(args));
+  const size_t num_args = args == nullptr ? 0 : static_cast<size_t>(NB_TUPLE_GET_SIZE(args));
   if (num_args > num_positional) FailTooMany(operation, num_positional, num_args);
   for (size_t i = 0; i < num_args; ++i) {
-    PyObject* value = PyTuple_GET_ITEM(args, static_cast<Py_ssize_t>(i));
+    PyObject* value = NB_TUPLE_GET_ITEM(args, static_cast<Py_ssize_t>(i));
     if (value == Py_None && keywords[i].none_is_absent) continue;
     keywords[i].read(call, {operation, keywords[i].name, value, keywords[i].index});
   }
   PyObject *key, *value;
   for (Py_ssize_t position = 0; kwargs != nullptr && PyDict_Next(kwargs, &position, &key, &value);) {
-    const char* name = PyUnicode_AsUTF8(key);
+    const char* name = PyUnicode_AsUTF8AndSize(key, nullptr);
     if (name == nullptr) throw nb::python_error();
     size_t i = 0;
     while (i < keywords.size() && std::strcmp(keywords[i].name, name) != 0) ++i;

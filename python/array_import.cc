@@ -121,7 +121,6 @@ std::string TakeError() {
 }  // namespace
 
 ArrayHolder::~ArrayHolder() {
-  if (buffer.obj != nullptr) PyBuffer_Release(&buffer);
   if (tensor != nullptr && tensor->deleter != nullptr) tensor->deleter(tensor);
   if (versioned != nullptr && versioned->deleter != nullptr) versioned->deleter(versioned);
 }
@@ -131,12 +130,12 @@ void FailRank(const Argument& argument, int64_t rank) {
 }
 
 bool ImportBuffer(const Argument& argument, nb::handle value, bool writable, ArrayHolder& holder, ArrayLayout& layout) {
-  if (!PyObject_CheckBuffer(value.ptr())) return false;
-  Py_buffer& buffer = holder.buffer;
-  if (PyObject_GetBuffer(value.ptr(), &buffer, PyBUF_STRIDED_RO | PyBUF_FORMAT) != 0) {
+  if (!Buffer::Has(value)) return false;
+  if (!holder.buffer.Get(value, Buffer::kStrided | Buffer::kFormat)) {
     layout.refusal = TakeError();
     return false;
   }
+  const BufferView& buffer = *holder.buffer;
   if (writable && buffer.readonly) {
     Fail(argument.operation, argument.name, "is read-only", "a writable array");
   }

@@ -11,6 +11,7 @@
 #include "heed/core/dtype.h"
 #include "heed/core/tensor.h"
 #include "python/arguments.h"
+#include "python/buffer.h"
 #include "python/dlpack.h"
 
 namespace heed::python {
@@ -36,7 +37,7 @@ struct ArrayHolder {
   ArrayHolder& operator=(const ArrayHolder&) = delete;
   ~ArrayHolder();
 
-  Py_buffer buffer{};
+  Buffer buffer;
   DLManagedTensor* tensor = nullptr;
   DLManagedTensorVersioned* versioned = nullptr;
   std::unique_ptr<char[]> copy;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <unordered_map>
 #include <vector>
@@ -48,6 +49,17 @@ nb::object AlibiSlopesArray(nb::handle heads) {
   return result.array;
 }
 
+// The beginning of CPython's type object, which no Python 3 has changed. The limited API reads the slot of attribute
+// lookup (PyType_GetSlot), but does not write it.
+struct TypeHead {
+  PyVarObject head;
+  const void* from_name_to_str[15];  // tp_name, ..., tp_str
+  getattrofunc getattro;
+};
+#ifndef Py_LIMITED_API
+static_assert(offsetof(TypeHead, getattro) == offsetof(PyTypeObject, tp_getattro));
+#endif
+
 // nanobind's attribute lookup for each type of its functions.
 std::unordered_map<PyTypeObject*, getattrofunc> attributes_of_nanobind;
 
@@ -64,10 +76,17 @@ PyObject* FindAttribute(PyObject* self, PyObject* name) {
 // heed, which no other module has.
 void AddAttribute(nb::handle type, const char* name, nb::handle value) {
   auto* of = reinterpret_cast<PyTypeObject*>(type.ptr());
-  if (attributes_of_nanobind.try_emplace(of, of->tp_getattro).second) {
-    of->tp_getattro = &FindAttribute;
+  const auto slot = reinterpret_cast<getattrofunc>(PyType_GetSlot(of, Py_tp_getattro));
+  auto* head = reinterpret_cast<TypeHead*>(of);
+  // In a Python that moves the slot, __doc__ stays nanobind's.
+  if (head->getattro == slot && slot != &FindAttribute) {
+    attributes_of_nanobind.emplace(of, slot);
+    head->getattro = &FindAttribute;
   }
-  if (PyDict_SetItemString(of->tp_dict, name, value.ptr()) != 0) throw nb::python_error();
+  const nb::object attributes = nb::steal(PyObject_GenericGetDict(type.ptr(), nullptr));
+  if (!attributes.is_valid() || PyDict_SetItemString(attributes.ptr(), name, value.ptr()) != 0) {
+    throw nb::python_error();
+  }
   PyType_Modified(of);
 }
 

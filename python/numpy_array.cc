@@ -7,6 +7,7 @@
 #include <string>
 
 #include "heed/core/error.h"
+#include "python/buffer.h"
 #include "python/gil.h"
 
 namespace heed::python {
@@ -64,8 +65,8 @@ std::string GradientsDoc(const std::string& backward) {
 
 nb::object NewNamedTuple(nb::handle type, const nb::tuple& values) {
   const nb::tuple arguments = nb::make_tuple(values);
-  nb::object tuple =
-      nb::steal(PyTuple_Type.tp_new(reinterpret_cast<PyTypeObject*>(type.ptr()), arguments.ptr(), nullptr));
+  static const auto new_tuple = reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new));
+  nb::object tuple = nb::steal(new_tuple(reinterpret_cast<PyTypeObject*>(type.ptr()), arguments.ptr(), nullptr));
   if (!tuple.is_valid()) throw nb::python_error();
   return tuple;
 }
@@ -76,16 +77,13 @@ NewArray::NewArray(const char* operation, DType dtype, std::span<const int64_t> 
   if (shape == nullptr) throw nb::python_error();
   nb::object owner = nb::steal(shape);
   for (size_t i = 0; i < sizes.size(); ++i) {
-    PyTuple_SET_ITEM(shape, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(sizes[i]));
+    NB_TUPLE_SET_ITEM(shape, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(sizes[i]));
   }
-  PyObject* arguments[] = {shape, numpy.dtypes[static_cast<int>(dtype)]->ptr()};
-  array = nb::steal(PyObject_Vectorcall(numpy.empty->ptr(), arguments, 2, nullptr));
-  if (!array.is_valid()) throw nb::python_error();
+  array = (*numpy.empty)(owner, *numpy.dtypes[static_cast<int>(dtype)]);
   // No other object refers to the array, so its memory stays in place although the buffer is released.
-  Py_buffer buffer;
-  if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_SIMPLE) != 0) throw nb::python_error();
-  view = TensorView(buffer.buf, dtype, sizes);
-  PyBuffer_Release(&buffer);
+  Buffer buffer;
+  if (!buffer.Get(array, Buffer::kSimple)) throw nb::python_error();
+  view = TensorView(buffer->buf, dtype, sizes);
   if (dtype == DType::kBF16) {
     try {
       const nb::object ml_dtypes = RunPython([] { return nb::module_::import_("ml_dtypes"); });

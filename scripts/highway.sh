@@ -1,10 +1,8 @@
 # Highway (SIMD) >= 1.2 for machines whose distribution has an older one. Sourced by lib.sh.
 #
-# The source package of Debian's release "trixie" is fetched through apt, which checks its signature and hashes, from the
-# mirror this machine already uses. apt keeps its lists in a temporary folder: the machine's configuration is untouched.
-# Built once, static, into .cache/highway/install, where cmake/dependencies.cmake looks.
+# The source package of Debian's release "trixie" (trixie.sh), built once, static, into .cache/highway/install, where
+# cmake/dependencies.cmake looks.
 
-HIGHWAY_RELEASE=trixie
 HIGHWAY_MIN=1.2
 HIGHWAY_PREFIX=$ROOT/.cache/highway/install
 
@@ -15,32 +13,8 @@ highway_installed() {
   [ "$(printf '%s\n' "$HIGHWAY_MIN" "$version" | sort -V | head -n 1)" = "$HIGHWAY_MIN" ]
 }
 
-# The first archive address in this machine's own source lists, in either of apt's two formats.
-apt_mirror() {
-  local files=()
-  for f in /etc/apt/sources.list.d/debian.sources /etc/apt/sources.list /etc/apt/sources.list.d/*.sources; do
-    [ -f "$f" ] && files+=("$f")
-  done
-  [ ${#files[@]} -gt 0 ] || return 1
-  awk '/^URIs:/ { print $2; exit }
-       /^deb / { for (i = 2; i <= NF; i++) if ($i ~ /^[a-z+]+:/) { print $i; exit } }' "${files[@]}"
-}
-
-# Downloads the source archive into the folder $1. An unprivileged user can do this too.
-highway_download() {
-  local dir=$1 mirror keyring
-  mirror=$(apt_mirror) && [ -n "$mirror" ] || die "no archive address in this machine's apt source lists"
-  keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-  [ -e "$keyring" ] || die "missing $keyring (package debian-archive-keyring)"
-  mkdir -p "$dir/apt/lists/partial" "$dir/apt/cache/archives/partial" "$dir/apt/empty"
-  printf 'deb-src [signed-by=%s] %s %s main\n' "$keyring" "$mirror" "$HIGHWAY_RELEASE" >"$dir/apt/sources.list"
-  : >"$dir/apt/status"
-  local options=(
-    -o Dir::Etc::SourceList="$dir/apt/sources.list" -o Dir::Etc::SourceParts="$dir/apt/empty"
-    -o Dir::Etc::Preferences=/dev/null -o Dir::Etc::PreferencesParts="$dir/apt/empty"
-    -o Dir::State="$dir/apt" -o Dir::State::Lists="$dir/apt/lists" -o Dir::State::Status="$dir/apt/status"
-    -o Dir::Cache="$dir/apt/cache" -o APT::Sandbox::User= -o Acquire::Languages=none -o Acquire::Retries=3)
-  (cd "$dir" && apt-get -qq "${options[@]}" update && apt-get -qq "${options[@]}" source --download-only highway)
+highway_download() {  # DIR
+  trixie_apt "$1" update && trixie_apt "$1" source --download-only highway
 }
 
 highway_build() {
@@ -66,12 +40,7 @@ ensure_highway() {
   local work=$ROOT/.cache/highway/work
   rm -rf "$work" "$HIGHWAY_PREFIX"
   mkdir -p "$work/source"
-  if ! (highway_download "$work") 2>"$work/log"; then
-    # Keys of a release may be newer than the keyring of an old image.
-    say "apt cannot fetch the source package; once more with the newest keyring"
-    install_packages debian-archive-keyring
-    (highway_download "$work") 2>"$work/log" || { cat "$work/log" >&2; die "cannot fetch Highway's source package"; }
-  fi
+  trixie_fetch "$work" "Highway's source package" highway_download
   tar -xf "$work"/highway_*.orig.tar.* -C "$work/source" --strip-components=1
   highway_build "$work/source" "$work/build" >>"$work/log" 2>&1 || { tail -n 40 "$work/log" >&2; die "Highway does not build"; }
   rm -rf "$work"

@@ -11,6 +11,7 @@ say() { printf '== %s\n' "$*" >&2; }
 die() { printf 'heed: %s\n' "$*" >&2; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
+. "$ROOT/scripts/trixie.sh"
 . "$ROOT/scripts/highway.sh"
 
 # --- what the machine must have -------------------------------------------------------------------------------------------
@@ -23,7 +24,7 @@ import ensurepip, os, sys, sysconfig, venv
 sys.exit(sys.version_info < (3, 10) or not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' 2>/dev/null
 }
 
-# Debian packages that are missing for the job (demo) or for everything.
+# Debian packages that are missing for the job (demo), for a wheel, or for everything.
 missing_packages() {
   have c++ || have g++ || echo g++
   has_cmake || echo cmake
@@ -36,8 +37,8 @@ missing_packages() {
     # It says the words of examples/speech.
     ! grep -q '^ID=debian' /etc/os-release || packages="$packages espeak-ng"
     have pkg-config || have pkgconf || echo pkg-config
-    has_python || echo python3 python3-venv python3-dev
   fi
+  [ "$1" = job ] || has_python || echo python3 python3-venv python3-dev
   for p in $packages; do
     dpkg-query -W -f '${Status}\n' "$p" 2>/dev/null | grep -q ' installed$' || echo "$p"
   done
@@ -116,7 +117,7 @@ with open("pyproject.toml", "rb") as file:
 extras, found = sys.argv[1:], project["build-system"]["requires"] + project["project"]["dependencies"]
 for extra in extras:
     for requirement in project["project"]["optional-dependencies"][extra]:
-        own = re.fullmatch(r"heed\[(.*)\]", requirement)
+        own = re.fullmatch(r"heed-attention\[(.*)\]", requirement)
         if own:
             extras += own[1].split(",")
         else:
@@ -143,6 +144,8 @@ ensure_venv() {
   [ "$(cat "$stamp" 2>/dev/null)" != "$key" ] || return 0
   ensure_requirements
   say "installing the Python package into .venv"
+  # The package's name of before, whose module Python would find first.
+  "$VENV/bin/pip" uninstall -q -y heed 2>/dev/null || true
   # Without isolation, in the build folder of the release and with its options: nothing is compiled twice. The module
   # and the program link the library's objects, so that what is installed stands alone here too.
   CMAKE_BUILD_PARALLEL_LEVEL=$JOBS "$VENV/bin/pip" install -q --no-deps --no-build-isolation -C build-dir=build/release \

@@ -141,7 +141,7 @@ std::string ToPath(const Argument& argument) {
     Fail(argument, "a path: str, bytes or os.PathLike");
   }
   const nb::object owner = nb::steal(bytes);
-  return std::string(PyBytes_AS_STRING(bytes), static_cast<size_t>(PyBytes_GET_SIZE(bytes)));
+  return std::string(PyBytes_AsString(bytes), static_cast<size_t>(PyBytes_Size(bytes)));
 }
 
 nb::str CacheRepr(nb::handle self, std::span<const char* const> attributes) {

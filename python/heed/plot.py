@@ -22,7 +22,7 @@ except ImportError as error:
     if (error.name or "").partition(".")[0] != "matplotlib":
         raise
     raise ImportError("heed.plot needs matplotlib, which is not installed: "
-                      "pip install 'heed[plot]'", name=error.name) from None
+                      "pip install 'heed-attention[plot]'", name=error.name) from None
 
 import numpy as np
 

@@ -99,7 +99,7 @@ Range ToRange(const Argument& a) {
   if (!pair) Fail(a, "a pair of numbers");
   const auto number = [&](int i) {
     const nb::object item = a.value[i];
-    const bool infinite = PyFloat_Check(item.ptr()) && PyFloat_AS_DOUBLE(item.ptr()) == HUGE_VAL;
+    const bool infinite = PyFloat_Check(item.ptr()) && PyFloat_AsDouble(item.ptr()) == HUGE_VAL;
     return infinite ? HUGE_VAL : ToFinite({a.operation, a.name, item});
   };
   return {number(0), number(1)};

@@ -51,7 +51,7 @@ def test_public_names():
 
 def test_version_is_the_distribution_s():
     try:
-        assert importlib.metadata.version("heed") == heed.__version__
+        assert importlib.metadata.version("heed-attention") == heed.__version__
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("heed is on the path, not installed")
 

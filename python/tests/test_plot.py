@@ -352,13 +352,13 @@ def test_without_matplotlib_one_sentence_says_what_to_do(missing):
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     last = result.stderr.strip().splitlines()[-1]
     assert last.endswith("Error: heed.plot needs matplotlib, which is not installed: "
-                         "pip install 'heed[plot]'") and result.returncode == 1
+                         "pip install 'heed-attention[plot]'") and result.returncode == 1
 
 
 def test_the_extra_is_there():
     tomllib = pytest.importorskip("tomllib")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert any(each.startswith("matplotlib") for each in extras["plot"]) and "heed[plot]" in extras["test"]
+    assert any(each.startswith("matplotlib") for each in extras["plot"]) and "heed-attention[plot]" in extras["test"]
 
 
 def test_importing_it_shows_nothing_and_chooses_no_backend():

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,19 @@ from pathlib import Path
 
 def run(*args):
     return subprocess.run(args, check=True, capture_output=True, text=True).stdout
+
+
+def cpu_milliseconds(*args):
+    """The least CPU time of a process in ten runs, which depends least on what else the machine does."""
+    def spent():
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    times = [spent()]
+    for _ in range(10):
+        run(*args)
+        times.append(spent())
+    return 1000 * min(after - before for before, after in zip(times, times[1:]))
 
 
 def main():
@@ -22,12 +36,12 @@ def main():
 
     # The version is that of CMakeLists.txt.
     version = re.search(r"project\(heed VERSION ([0-9.]+)", Path(sys.argv[1]).read_text())[1]
-    assert heed.__version__ == importlib.metadata.version("heed") == version
+    assert heed.__version__ == importlib.metadata.version("heed-attention") == version
     assert run("heed", "--version").strip() == f"heed {version}"
 
     # The wheel contains the licence.
-    assert importlib.metadata.metadata("heed")["License-Expression"] == "Apache-2.0"
-    assert any(file.name == "LICENSE" for file in importlib.metadata.files("heed"))
+    assert importlib.metadata.metadata("heed-attention")["License-Expression"] == "Apache-2.0"
+    assert any(file.name == "LICENSE" for file in importlib.metadata.files("heed-attention"))
 
     # The program of the wheel, on PATH.
     assert Path(shutil.which("heed")).parent == Path(sys.executable).parent
@@ -46,10 +60,18 @@ def main():
     # The page of the module is that of the program, in the wheel alone.
     assert heed.view(q, k, tokens=["token"] * 33).html.startswith("<!DOCTYPE html>")
 
+    # The module and the program are there at once.
+    numpy = cpu_milliseconds(sys.executable, "-I", "-c", "import numpy")
+    both = cpu_milliseconds(sys.executable, "-I", "-c", "import numpy, heed")
+    help_page = cpu_milliseconds("heed", "--help")
+    print(f"import heed: {both - numpy:.0f} ms beyond NumPy's {numpy:.0f}; heed --help: {help_page:.0f} ms")
+    assert both - numpy <= 120 and help_page <= 20
+
     # The wheel has no file that only a build needs.
-    files = [str(file) for file in importlib.metadata.files("heed")]
+    files = [str(file) for file in importlib.metadata.files("heed-attention")]
     assert not [name for name in files if name.endswith((".h", ".a", ".cmake", ".cc"))], files
-    print(f"{len(files)} files, heed {version} works without a compiler")
+    python = sys.version.split()[0]
+    print(f"{len(files)} files, heed {version} works in Python {python} without a compiler")
 
 
 if __name__ == "__main__":

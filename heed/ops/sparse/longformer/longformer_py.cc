@@ -130,7 +130,7 @@ void RefuseOthers(const char* op, PyObject* kwargs) {
   static const std::vector<std::string> all_refused = Refused();
   PyObject *key, *value;
   for (Py_ssize_t position = 0; kwargs != nullptr && PyDict_Next(kwargs, &position, &key, &value);) {
-    const char* name = PyUnicode_AsUTF8(key);
+    const char* name = PyUnicode_AsUTF8AndSize(key, nullptr);
     if (name == nullptr) throw nb::python_error();
     for (const std::string& refused : all_refused) {
       if (refused == name) throw Unsupported(WhyRefused(op, name));
