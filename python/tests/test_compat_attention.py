@@ -407,3 +407,8 @@ def test_rwkv4():
     check(o, torch.stack(rows, 1), (w, u, k, v, state))
     torch.testing.assert_close(last[:, 0, 0] * last[:, 2, 0].exp(), num)
     torch.testing.assert_close(last[:, 1, 0] * last[:, 2, 0].exp(), den)
+    for i, name in enumerate(("w", "u", "k", "v", "state")):
+        arguments = [w, u, k, v, state]
+        arguments[i] = None
+        with pytest.raises(heed.InvalidArgument, match=f"fused_recurrent_rwkv4: {name} is of type NoneType"):
+            fla.fused_recurrent_rwkv4(*arguments)

@@ -447,6 +447,7 @@ def test_mamba_is_the_mixer_of_transformers(options):
     from transformers import MambaConfig
 
     layer = randomise(mamba_ssm.Mamba(24, layer_idx=4, **options))
+    assert layer.dt_rank == options.get("dt_rank", 2)  # "auto": 24 / 16, rounded up
     config = MambaConfig(hidden_size=24, state_size=layer.d_state, conv_kernel=layer.d_conv, expand=layer.expand,
                          time_step_rank=layer.dt_rank, use_bias="bias" in options, use_conv_bias="bias" not in options)
     original = mamba.MambaMixer(config, 0)
