@@ -292,7 +292,11 @@ class Bench:
             (self.package / file.removeprefix("python/")).write_text(text)
 
     def measure(self):
-        """Runs the tests without a mutant: the seconds of each chunk, and the mutants that it reaches."""
+        """Runs the tests without a mutant: the seconds of each chunk, and the mutants that it reaches.
+
+        Tests of Python that fail, as those do that compile the graph of a function with mutants, are left out of their
+        chunk; other chunks that fail are left out whole.
+        """
         kept = self.folder / f"reached-{self.digest.hexdigest()[:16]}.json"
         if kept.exists():
             for program, tests, seconds, reached in json.loads(kept.read_text()):
@@ -305,12 +309,16 @@ class Bench:
                 file.truncate(REACHED_BYTES)
                 begin = time.monotonic()
                 failure = self.fails(chunk, None, MUTANTS_REACHED=file.name)
-                content = Path(file.name).read_bytes()
-                return failure, time.monotonic() - begin, {k for k, byte in enumerate(content) if byte}
+                seconds, content = time.monotonic() - begin, Path(file.name).read_bytes()
+            if failure and (test := re.match(r"pytest: ([^\s\[]+::[^\s\[]+)", failure)):
+                print(f"fails without a mutant: {failure}", flush=True)
+                self.failures.append(failure)
+                return measure(Chunk("pytest", (*chunk.tests, f"--deselect={test[1]}")))
+            return chunk, failure, seconds, {k for k, byte in enumerate(content) if byte}
 
         chunks = self.chunks()
         with ThreadPoolExecutor(self.jobs) as pool:
-            for chunk, (failure, seconds, reached) in zip(chunks, pool.map(measure, chunks), strict=True):
+            for chunk, failure, seconds, reached in pool.map(measure, chunks):
                 if failure:
                     print(f"fails without a mutant: {failure}", flush=True)
                     self.failures.append(failure)

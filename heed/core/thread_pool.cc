@@ -63,7 +63,7 @@ class Pool {
     body(argument, 0);
     std::unique_lock lock(mutex_);
     num_workers_ = 0;  // a worker that comes now finds nothing to do
-    // A wait without an end would ask for the libstdc++ of g++ 12 (GLIBCXX_3.4.30) and keep the wheel from
+    // A wait without an end would require the libstdc++ of g++ 12 (GLIBCXX_3.4.30) and keep the wheel from
     // manylinux_2_34.
     while (!done_.wait_for(lock, kIdle, [&] { return running_ == 0; })) {
     }

@@ -139,6 +139,16 @@ TEST_F(SsdTest, MemoryIsWhatTheFormulasSay) {
                 2 * 4 * B * T * G * rows_n + 32768);
 }
 
+TEST_F(SsdTest, AGradientMayNotLieWhereTheOneOfTheStateIsRead) {
+  const Buffer both(DType::kF32, {B, T, H, P});
+  both.FillConstant(7);
+  const ConstTensorView d_state(both.view().data(), DType::kF32, {B, H, P, N});
+  EXPECT_THAT([&] { Backward(ctx_, {in, d_o.view(), {d_state}}, options, {{both.view()}, {}}); },
+              testing::ThrowsMessage<InvalidArgument>(
+                  testing::HasSubstr("ssd::Backward: dx overlaps d_state, expected memory of its own")));
+  EXPECT_EQ(both.Get({1, 149, 5, 19}), 7);
+}
+
 TEST_F(SsdTest, BadInputIsNamedAndNothingIsWritten) {
   const Buffer o(DType::kF32, {B, T, H, P});
   o.FillConstant(7);
