@@ -115,6 +115,15 @@ TEST_P(CudaPatternTest, SegmentsAgreeWithTheReference) {
   }
 }
 
+// Lists of tiles end with one of a single key.
+TEST_P(CudaPatternTest, ASegmentOfTheLastKeyAgreesWithTheReference) {
+  Problem p = Plain(DType::kBF16, {1, 65, 65, 2, 1, 64, 64}, 7);
+  std::vector<int32_t> ids(65);
+  ids.back() = 1;
+  p.options.segments_q = p.options.segments_k = ConstTensorView(ids.data(), DType::kI32, {1, 65});
+  Agrees(p, "segments");
+}
+
 // In long segments most tiles belong to one segment: these are not masked, others are skipped.
 TEST_P(CudaPatternTest, LongSegmentsHaveTheBitsOfPackedSequences) {
   Problem p = Plain(DType::kBF16, {1, 256, 256, 2, 1, 64, 64}, 7);

@@ -74,6 +74,8 @@ def test_causal_conv1d_fn_begins_again_where_the_index_changes():
             causal_conv1d_fn(x, weight, seq_idx=index, **{name: value})
     with pytest.raises(heed.InvalidArgument, match=r"seq_idx has shape \[12\], expected \[2, 12\]"):
         causal_conv1d_fn(x, weight, seq_idx=index[0])
+    with pytest.raises(heed.InvalidArgument, match=r": initial_states has shape \[2,5,2\]"):
+        causal_conv1d_fn(x, weight, initial_states=x[..., :2].detach())
     with pytest.raises(heed.InvalidArgument, match="causal_conv1d_fn: activation"):
         causal_conv1d_fn(x, weight, activation="gelu")
 

@@ -230,6 +230,10 @@ def test_cost_curves_are_the_rows_in_order(rng):
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("tokens",
                                                   "time of a call") and ax.get_yticklabels()[0].get_text().endswith("s")
     assert heed.plot.cost_curves(rows, cost="workspace_bytes").get_ylabel() == "workspace"
+    for count in (10, 11):  # so many lengths are marked, and no more
+        many = [{"mechanism": "a", "tokens": 100 + 7 * i, "seconds": 1e-6} for i in range(count)]
+        ticks = heed.plot.cost_curves(many).get_xticks().tolist()
+        assert (ticks == [row["tokens"] for row in many]) == (count == 10)
 
 
 def test_dtypes_and_options_have_lines_of_their_own():
