@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# What a second derivative costs beside the backward pass that it is the derivative of, and forward mode.
+# The time of a second derivative, and of forward mode, relative to a backward pass.
 """Every line times, in turns and on one thread, a backward pass, the derivative of it with respect to all that it
 depends on, and for attention a derivative in forward mode; printed are the times of these over that of the pass.
 

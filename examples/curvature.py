@@ -72,7 +72,7 @@ for name, penalty in (("plain", 0), ("penalty", PENALTY)):
         return nn.functional.cross_entropy(functional_call(model, weights, (x,)), y)
 
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    # Of the biases of one query head, the whole matrix, through attention and nothing else of heed.
+    # The whole Hessian with respect to the biases of one query head.
     few = weights["qkv.bias"][:WIDTH // HEADS]
 
     def of_few(bias, loss=loss, weights=weights):

@@ -1,10 +1,11 @@
 # Derivatives of heed's backward passes, and of forward mode.
 """Second derivatives of mechanisms.
 
-A mechanism's backward operator is, for PyTorch, one more function. Its derivatives are those of the same gradients
-written as a composition: of the mechanism's own composition (`_compositions.py`) by the chain rule, and of the three
-recurrences that compositions consist of by the equations below, in which every sum over tokens is one of these
-recurrences again. With D_t, the gradient of S_t, as in the README of each mechanism:
+A mechanism's backward operator is, for PyTorch, one more function. `of_gradients` gives its derivatives in reverse mode:
+it differentiates in reverse what forward mode computes along the mechanism's composition (`_compositions.py`).
+`Gradients` gives them in forward mode: the same gradients are written as a composition, by the chain rule, and those of
+the three recurrences that compositions consist of by the equations below, in which every sum over tokens is one of
+these recurrences again. With D_t, the gradient of S_t, as in the README of each mechanism:
 
   gla     D_t = q_t do_t^T + diag(exp(g_{t+1})) D_{t+1} diag(exp(h_{t+1}))            from the last token to the first
           dq_t = S_t do_t,  dk_t = D_t v_t,  dv_t = D_t^T k_t
