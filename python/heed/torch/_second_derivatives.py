@@ -1,8 +1,8 @@
 # Derivatives of heed's backward passes, and of forward mode.
 """Second derivatives of mechanisms.
 
-A mechanism's backward operator is, for PyTorch, one more function. `of_gradients` gives its derivatives in reverse mode:
-it differentiates in reverse what forward mode computes along the mechanism's composition (`_compositions.py`).
+A mechanism's backward operator is, for PyTorch, one more function. `of_gradients` gives its derivatives in reverse
+mode: it differentiates in reverse what forward mode computes along the mechanism's composition (`_compositions.py`).
 `Gradients` gives them in forward mode: the same gradients are written as a composition, by the chain rule, and those of
 the three recurrences that compositions consist of by the equations below, in which every sum over tokens is one of
 these recurrences again. With D_t, the gradient of S_t, as in the README of each mechanism:

@@ -145,8 +145,8 @@ void TileOfWeights(Context& ctx, const WeightsInputs& in, const Options& options
   check("first_row", tile.first_row, out.size(1), sequence.num_queries);
   check("first_key", tile.first_key, out.size(2), sequence.num_keys);
   RefuseSlowPairs(kOp, ctx, p);
+  p.sequences = {sequence};  // of which alone decays are summed
   SumLogDecays(kOp, ctx, &p);
-  p.sequences = {sequence};
   if (lse.rows.data != nullptr) {
     const auto offset = static_cast<size_t>(sequence.first_q * lse.rows.token_stride) * SizeOf(lse.dtype);
     lse.rows.data = static_cast<const char*>(lse.rows.data) + offset;
