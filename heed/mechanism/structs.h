@@ -19,6 +19,43 @@ namespace heed::mechanism {
 template <class View>
 struct NoStates {};
 
+// A segment of tokens as a map of states: x before it becomes transition(x) + state after it.
+//
+// Segments compose, in the order of their tokens: a sequence may be cut anywhere, and each part be summarised where its
+// tokens are. Each mechanism has four functions on CPUs:
+//
+//   Summarize(ctx, in, options, out)              the summary of all tokens of a call without an initial state
+//   Compose(left, right, out)                     the summary of `left` and then `right`; `out` may be one of them
+//   Apply(segment, before, after)                 the states after a segment; `after` may be `before`
+//   ApplyBackward(segment, before, d_after, d_before)   adds the gradient of the states before the segment that comes
+//                                                 from those after it, transition^T d_after; the rest of it, which
+//                                                 comes from o, is what Backward computes without d_final
+//
+// `state` are the states after the segment if those before it are zeros, in the shapes and dtype of the mechanism's
+// states. `transition` has the same dtype and one of these shapes:
+//
+//   S of a recurrence          [B, HV, K, 1]: the product of the decays of each row (ssd: [B, H, 1, N]); with
+//                              log_decay_v [B, HV, K, V]
+//   S of a delta rule          [B, HV, K, K]: M in S_after = M S_before + state
+//   states of a scan           that of the state: its factors, complex ones if it is complex
+//   the last inputs of a filter   that of the state: 1 where an input from before the segment remains, else 0
+//   a running maximum m        that of m: the sum of log decays. It determines what happens to S and z, which are
+//                              relative to it and have no transition
+//   z                          absent: the rows of S decay alike
+//
+// The state of h3 depends on the keys before a segment: Summarize takes them as initial.tail, zeros by default, and
+// their gradient is what Backward with d_final computes. A summary of a mechanism without a step for its options, such
+// as a normalised sum over all tokens, does not exist. rg_lru treats the first token of a sequence without an initial
+// state differently, so a first segment without one is not summarised: its states are those of Forward. Memory: one o,
+// and states in f64. Sums are computed in f64 and rounded once, so that the states of a sequence depend on where it is
+// cut by a rounding of f32, and on nothing else.
+//
+// Throw InvalidArgument for a shape, dtype or presence that disagrees with the above, Unsupported for tensors on a GPU.
+template <template <class> class OfStates>
+struct SegmentSummary {
+  OfStates<TensorView> state = {}, transition = {};
+};
+
 template <template <class> class OfTensors, template <class> class OfStates>
 struct Structs {
   template <class View>
@@ -45,6 +82,7 @@ struct Structs {
   // One token of each sequence: the tensors without their axis T.
   using StepInputs = OfTensors<ConstTensorView>;
   using State = OfStates<TensorView>;  // updated in place
+  using Summary = SegmentSummary<OfStates>;
 };
 
 // A plan of a call.

@@ -203,6 +203,12 @@ struct Results {
   std::span<const TensorView> gradients = {};
 };
 
+// The views of a segment's summary, in the order of the table's states.
+struct Segment {
+  std::span<const TensorView> state, transition;
+};
+using StateViews = std::span<const TensorView>;
+
 template <class View>
 const View& At(std::span<const View> views, size_t i) {
   static const View absent;
@@ -218,6 +224,7 @@ struct Lists {
   using BackwardInputs = typename Structs::BackwardInputs;
   using Outputs = typename Structs::Outputs;
   using Gradients = typename Structs::Gradients;
+  using Summary = typename Structs::Summary;
 
   static Arguments Of(const Inputs& in) {
     return {Members(static_cast<const Tensors<ConstTensorView>&>(in)), Members(in.initial)};
@@ -230,6 +237,8 @@ struct Lists {
   static Results Of(const Gradients& out) {
     return {{}, Members(out.initial), Members(static_cast<const Tensors<TensorView>&>(out))};
   }
+
+  static Segment Of(const Summary& of) { return {Members(of.state), Members(of.transition)}; }
 
   static BackwardInputs InputsOf(const Arguments& of) {
     BackwardInputs in;
@@ -244,6 +253,12 @@ struct Lists {
     out.o = of.o;
     Copy(of.states, MembersOf<TensorView>(out.final));
     return out;
+  }
+  static Summary SummaryOf(const Segment& of) {
+    Summary summary;
+    Copy(of.state, MembersOf<TensorView>(summary.state));
+    Copy(of.transition, MembersOf<TensorView>(summary.transition));
+    return summary;
   }
   static Gradients GradientsOf(const Results& of) {
     Gradients out;
@@ -276,7 +291,13 @@ struct Functions {
   std::function<void(const BackwardInputs&, const Options&, const Gradients&)> backward_reference = {};
   std::function<void(Context&, const typename Structs::StepInputs&, const Options&, const typename Structs::State&,
                      const TensorView&)>
-      step = {};  // null without a state
+      step = {};  // null without a state, like the others below
+  using Summary = typename Structs::Summary;
+  using State = typename Structs::State;
+  std::function<void(Context&, const Inputs&, const Options&, const Summary&)> summarize = {};
+  std::function<void(const Summary&, const Summary&, const Summary&)> compose = {};
+  std::function<void(const Summary&, const State&, const State&)> apply = {};
+  std::function<void(const Summary&, const State&, const State&, const State&)> apply_backward = {};
 
   void Forward(Context& ctx, const Arguments& in, const Options& options, const Results& out) const {
     forward(ctx, Of::InputsOf(in), options, Of::OutputsOf(out));
@@ -289,6 +310,18 @@ struct Functions {
     step(ctx, whole, options, Of::OutputsOf(out).final, out.o);
   }
 };
+
+// Segments of tokens (segments.cc), whose views are those of segments in structs.h.
+// A forward pass with bound options.
+using ForwardPass = std::function<void(const Arguments&, const Results&)>;
+
+// The state is that of a pass from zeros, the transition that of a pass without input from ones or, for delta rules,
+// from the identity: a segment's decays are those of the kernel, to the bit.
+void Summarize(const char* op, const Table& table, const Arguments& in, const ForwardPass& forward, const Segment& out);
+void Compose(const char* op, const Table& table, const Segment& left, const Segment& right, const Segment& out);
+void Apply(const char* op, const Table& table, const Segment& segment, StateViews before, StateViews after);
+void ApplyBackward(const char* op, const Table& table, const Segment& segment, StateViews before, StateViews d_after,
+                   StateViews d_before);
 
 // Combines a mechanism's own options with the options that every mechanism has.
 template <class Own, class Common>
@@ -334,10 +367,38 @@ Own With(Own own, const Common& common) {
   void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o) { \
     framework::Passes::Step(#name "::Step", ctx, DefinitionOf(options), {mechanism::Members(in)}, options,         \
                             {o, mechanism::Members(state)});                                                       \
+  }                                                                                                                \
+  HEED_DEFINE_SEGMENTS(name)
+
+// Defines the functions of segments (structs.h) with the mechanism's forward pass.
+#define HEED_DEFINE_SEGMENTS(name)                                                                                   \
+  void Summarize(Context& ctx, const Inputs& in, const Options& options, const Summary& out) {                       \
+    using Of = mechanism::Lists<Structs>;                                                                            \
+    const auto forward = [&](const mechanism::Arguments& of, const mechanism::Results& results) {                    \
+      Forward(ctx, Of::InputsOf(of), options, Of::OutputsOf(results));                                               \
+    };                                                                                                               \
+    mechanism::Summarize(#name "::Summarize", mechanism::TableOf(kTensors, kStates), Of::Of(in), forward,            \
+                         Of::Of(out));                                                                               \
+  }                                                                                                                  \
+  void Compose(const Summary& left, const Summary& right, const Summary& out) {                                      \
+    using Of = mechanism::Lists<Structs>;                                                                            \
+    mechanism::Compose(#name "::Compose", mechanism::TableOf(kTensors, kStates), Of::Of(left), Of::Of(right),        \
+                       Of::Of(out));                                                                                 \
+  }                                                                                                                  \
+  void Apply(const Summary& segment, const State& before, const State& after) {                                      \
+    mechanism::Apply(#name "::Apply", mechanism::TableOf(kTensors, kStates), mechanism::Lists<Structs>::Of(segment), \
+                     mechanism::Members(before), mechanism::Members(after));                                         \
+  }                                                                                                                  \
+  void ApplyBackward(const Summary& segment, const State& before, const State& d_after, const State& d_before) {     \
+    mechanism::ApplyBackward(#name "::ApplyBackward", mechanism::TableOf(kTensors, kStates),                         \
+                             mechanism::Lists<Structs>::Of(segment), mechanism::Members(before),                     \
+                             mechanism::Members(d_after), mechanism::Members(d_before));                             \
   }
 
 // The functions of a mechanism, in its namespace, as mechanism::Functions.
 #define HEED_FUNCTIONS_WITHOUT_STEP {&Forward, &Backward, &Explain, &BackwardWorkspace, &Reference, &BackwardReference}
-#define HEED_FUNCTIONS {&Forward, &Backward, &Explain, &BackwardWorkspace, &Reference, &BackwardReference, &Step}
+#define HEED_FUNCTIONS                                                                         \
+  {&Forward,   &Backward, &Explain, &BackwardWorkspace, &Reference, &BackwardReference, &Step, \
+   &Summarize, &Compose,  &Apply,   &ApplyBackward}
 
 #endif  // HEED_MECHANISM_TABLE_INTERNAL_H_

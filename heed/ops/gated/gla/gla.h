@@ -41,6 +41,7 @@ using Inputs = Structs::Inputs;
 using BackwardInputs = Structs::BackwardInputs;
 using StepInputs = Structs::StepInputs;
 using State = Structs::State;
+using Summary = Structs::Summary;
 using Outputs = Structs::Outputs;
 using Gradients = Structs::Gradients;
 using recurrent::Explanation;
@@ -87,6 +88,12 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
 // Computes o of one token and updates S in place. Only the option scale has an effect. Memory-bound by S;
 // allocates nothing after a thread's first step.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
+
+// The segment of these tokens as a map of states, see mechanism/structs.h.
+HEED_API void Summarize(Context& ctx, const Inputs& in, const Options& options, const Summary& out);
+HEED_API void Compose(const Summary& left, const Summary& right, const Summary& out);
+HEED_API void Apply(const Summary& segment, const State& before, const State& after);
+HEED_API void ApplyBackward(const Summary& segment, const State& before, const State& d_after, const State& d_before);
 
 // Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64,
 // and K, V rounded up to whole vectors, at most

@@ -88,4 +88,6 @@ Explanation Explain(const Context& ctx, const Inputs& in, const Options& options
                                     options);
 }
 
+HEED_DEFINE_SEGMENTS(retention)
+
 }  // namespace heed::retention

@@ -44,6 +44,7 @@ using Inputs = Structs::Inputs;
 using BackwardInputs = Structs::BackwardInputs;
 using StepInputs = Structs::StepInputs;
 using State = Structs::State;
+using Summary = Structs::Summary;
 using Outputs = Structs::Outputs;
 using Gradients = Structs::Gradients;
 using scanning::Explanation;
@@ -106,6 +107,12 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
 
 // Computes o of one token and updates the state in place.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
+
+// The segment of these tokens as a map of states, see mechanism/structs.h.
+HEED_API void Summarize(Context& ctx, const Inputs& in, const Options& options, const Summary& out);
+HEED_API void Compose(const Summary& left, const Summary& right, const Summary& out);
+HEED_API void Apply(const Summary& segment, const State& before, const State& after);
+HEED_API void ApplyBackward(const Summary& segment, const State& before, const State& d_after, const State& d_before);
 
 // Computes the kernel of the convolution: [D, L] for any L, with K_l at l. Reads log_dt, log_A_real, A_imag and C.
 HEED_API void Kernel(Context& ctx, const Inputs& in, const Options& options, const TensorView& kernel);

@@ -349,4 +349,6 @@ Explanation Explain(const Context& ctx, const Inputs& in, const Options& options
   return e;
 }
 
+HEED_DEFINE_SEGMENTS(ssd)
+
 }  // namespace heed::ssd
