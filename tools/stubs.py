@@ -83,6 +83,7 @@ class OnTensors(ast.NodeTransformer):
         functions = functions_of(body)
         self.signatures = signatures
         self.classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+        self.with_states = {f.name.removesuffix("_step") for f in functions if f.name.endswith("_step")}
         self.own_results = ({f.name.removesuffix("_backward") for f in functions if f.name.endswith("_backward")}
                             - {"attention"})
 
@@ -95,6 +96,11 @@ class OnTensors(ast.NodeTransformer):
         if node.name in self.own_results:
             kept = [(a, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults) if a.arg != "out"]
             node.args.kwonlyargs, node.args.kw_defaults = [a for a, _ in kept], [d for _, d in kept]
+        keywords = (self.signatures.ATTENTION_IN_A_GROUP if node.name == "attention"
+                    else self.signatures.STATES_IN_A_GROUP if node.name in self.with_states else ())
+        for name, annotation, default in keywords:
+            node.args.kwonlyargs.append(ast.arg(name, ast.parse(annotation, mode="eval").body))
+            node.args.kw_defaults.append(ast.Constant(default))
         for argument in all_arguments(node):
             if argument.annotation:
                 argument.annotation = self.convert(argument.annotation, argument.arg)
@@ -145,6 +151,8 @@ def main():
     written = {node.name for node in body}
     own = [f"from {modules[name]} import {name} as {name}" for name in names if name not in written]
     heads += ast.parse("\n".join(["import heed", "import torch", "from heed import Pattern", "from torch import Tensor",
+                                  "from torch.distributed import ProcessGroup",
+                                  "from torch.distributed.device_mesh import DeviceMesh",
                                   *own])).body
     every = ast.parse(f"__all__ = {sorted({*names, *written})}").body
     doc = ast.Expr(ast.Constant(text))

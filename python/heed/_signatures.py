@@ -17,6 +17,12 @@ _KINDS = inspect.Parameter
 _ON_TENSORS = {"Array": "Tensor", "OutArray": "Tensor", "Result": "Tensor", "Part": "tuple[Tensor, Tensor]",
                "FloatName": "FloatName | torch.dtype"}
 
+# Keywords that functions of heed.torch have beside heed's: (name, type, default).
+_GROUP = ("group", "ProcessGroup | DeviceMesh | None", None)
+ATTENTION_IN_A_GROUP = (_GROUP, ("method", "Literal['auto', 'all_gather', 'ulysses']", "auto"),
+                        ("order", "Literal['contiguous', 'zigzag']", "contiguous"))
+STATES_IN_A_GROUP = (_GROUP, ("relay", "bool", False), ("segment", "int", 4096))
+
 
 def on_tensors(annotation: Any, name: str = "") -> Any:
     """The type that an argument of this name, or a result, has in heed.torch."""
@@ -24,6 +30,8 @@ def on_tensors(annotation: Any, name: str = "") -> Any:
         return annotation
     if name == "seed" and annotation == "int | None":
         return "int | Tensor | None"
+    if name == "return_state":
+        return {"bool": "bool | Literal['all']", "Literal[True]": "Literal[True, 'all']"}.get(annotation, annotation)
     names = re.sub(r"(?:numpy\.typing\.)?NDArray\[[^]]*\]", "Tensor", annotation)
     return re.sub(r"\b\w+\b", lambda name: _ON_TENSORS.get(name[0], name[0]), names)
 
@@ -74,12 +82,18 @@ def of(function: Any) -> inspect.Signature:
     return inspect.Signature(parameters, return_annotation=result)
 
 
-def of_tensors(function: Any, without: Iterable[str] = ()) -> inspect.Signature:
-    """The signature of heed.torch's function of the same name."""
+def of_tensors(
+    function: Any, without: Iterable[str] = (), keywords: Iterable[tuple[Any, ...]] = ()
+) -> inspect.Signature:
+    """The signature of heed.torch's function of the same name, with more keywords: (name, type, default)."""
     signature = of(function)
     parameters = [
         parameter.replace(annotation=on_tensors(parameter.annotation, parameter.name))
         for parameter in signature.parameters.values() if parameter.name not in without
+    ]
+    parameters += [
+        _KINDS(name, _KINDS.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, annotation, default in keywords
     ]
     return inspect.Signature(parameters, return_annotation=on_tensors(signature.return_annotation))
 

@@ -227,6 +227,23 @@ void RunTorchBackward(const Bound& b, PyObject* args) {
   ComputeForTorch(b.name, [&] { b.passes->Backward(ctx, call); });
 }
 
+void RunTorchSummarize(const Bound& b, PyObject* args) {
+  PythonCall call(b);
+  call.arrays.AllowTorch();
+  Read<PythonCall>(b.name, b.summary_keywords, b.summary_keywords.size(), args, nullptr, call);
+  Context& ctx = TorchContext(call.num_threads, call.in[0].device());
+  ComputeForTorch(b.name, [&] { b.passes->Summarize(ctx, call); });
+}
+
+// Runs a function of summaries, whose arguments are lists of states and transitions, one after the other.
+template <void (Passes::*kFunction)(const Call&) const>
+void RunTorchOnStates(const Bound& b, PyObject* args) {
+  PythonCall call(b);
+  call.arrays.AllowTorch();
+  Read<PythonCall>(b.name, b.list_keywords, b.list_keywords.size(), args, nullptr, call);
+  ComputeForTorch(b.name, [&] { (*b.passes.*kFunction)(call); });
+}
+
 // Runs a step on tensors of a device, with an `out` that PyTorch has allocated.
 void RunTorchStep(const Bound& b, PyObject* args, PyObject* kwargs) {
   const char* op = b.op_step.c_str();
@@ -290,6 +307,7 @@ nb::dict DescriptionOf(const Bound& b) {
   description["output_axes"] = b.output_axes;
   description["as_it_lies"] = b.output_tensor().reading == Parameter::kInPlace;
   description["states"] = states;
+  description["delta"] = b.delta;
   description["states_together"] = b.states_together;
   description["state_type"] = b.state.is_valid() ? b.state : nb::none();
   description["features"] = b.features ? nb::cpp_function(b.features) : nb::none();
@@ -343,6 +361,14 @@ void Bind(nb::module_& m, const Binding& binding) {
         nb::sig(b->step_signature.c_str()), b->step_text.c_str());
     m.def(("_torch_" + b->op_step).c_str(),
           [b](const nb::args& args, const nb::kwargs& kwargs) { RunTorchStep(*b, args.ptr(), kwargs.ptr()); });
+    const std::string of_torch = "_torch_" + std::string(b->name);
+    m.def((of_torch + "_summarize").c_str(), [b](const nb::args& args) { RunTorchSummarize(*b, args.ptr()); });
+    m.def((of_torch + "_compose").c_str(),
+          [b](const nb::args& args) { RunTorchOnStates<&Passes::Compose>(*b, args.ptr()); });
+    m.def((of_torch + "_apply").c_str(),
+          [b](const nb::args& args) { RunTorchOnStates<&Passes::Apply>(*b, args.ptr()); });
+    m.def((of_torch + "_apply_backward").c_str(),
+          [b](const nb::args& args) { RunTorchOnStates<&Passes::ApplyBackward>(*b, args.ptr()); });
   }
   m.def(("_torch_" + std::string(b->name)).c_str(), [b](const nb::args& args) { RunTorch(*b, args.ptr()); });
   m.def(("_torch_" + b->op_backward).c_str(), [b](const nb::args& args) { RunTorchBackward(*b, args.ptr()); });

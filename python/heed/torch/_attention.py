@@ -10,9 +10,10 @@ from torch import Tensor
 
 import heed
 from heed import InvalidArgument, _core, _signatures
-from heed.torch import _dispatch, _operators
+from heed.torch import _dispatch, _distributed_attention, _operators
 
 _attention = torch.ops.heed.attention.default
+_IN_A_GROUP = {name: default for name, _, default in _signatures.ATTENTION_IN_A_GROUP}
 
 
 def attention(
@@ -20,6 +21,12 @@ def attention(
 ) -> Any:
     if return_lse.__class__ is not bool:
         _dispatch.check_bools("attention", return_lse=return_lse)
+    if not _IN_A_GROUP.keys().isdisjoint(keywords):
+        group = {key: keywords.pop(key, value) for key, value in _IN_A_GROUP.items()}
+        _distributed_attention.check(group["method"], group["order"])
+        if group["group"] is not None:
+            keywords |= {} if out is None else {"out": out}
+            return _distributed_attention.call(attention, q, k, v, return_lse=return_lse, **group, **keywords)
     options = _operators.attention_options.given(keywords, attention)
     if out is None:
         o, lse = call_operator(q, k, v, *options)
@@ -63,5 +70,10 @@ CPU. Gradients reach q, k, v, bias, sinks, alibi, log_decay, through lse too; se
 mode) and forward mode reach the same tensors, on the CPU. seed=None draws from PyTorch's generator. Work runs on
 PyTorch's threads, at most `threads` of them. Under autocast q, k, v and o take its dtype. `out` takes part in no
 gradient. The operator is torch.ops.heed.attention. Errors are heed.InvalidArgument (a ValueError) and heed.Unsupported
-(a RuntimeError)."""
-attention.__signature__ = _signatures.of_tensors(heed.attention)
+(a RuntimeError).
+
+With group=, a ProcessGroup or a DeviceMesh of one dimension, each rank gives its part of the tokens of q, k and v, and
+of the rows of mask and bias, in the order of ranks or as heed.torch.distributed.shard has it with order="zigzag"; other
+options are those of the whole sequence. method="all_gather" sends all keys and values to every rank, "ulysses"
+exchanges tokens for heads, which "auto" does where ranks divide the heads and no option has heads or rows."""
+attention.__signature__ = _signatures.of_tensors(heed.attention, keywords=_signatures.ATTENTION_IN_A_GROUP)

@@ -17,11 +17,12 @@ from torch import Tensor
 
 import heed
 from heed import InvalidArgument, _core, _signatures
-from heed.torch import _dispatch, _second_derivatives
+from heed.torch import _dispatch, _second_derivatives, _sequence
 from heed.torch._functions import _bare_arguments, _without_gradient
 
 _TYPES = {bool: "bool", float: "float", str: "str", type(None): "str?", tuple: "float[]?"}
 _LISTS = ("lengths", "starts", "cu_seqlens")
+_IN_A_GROUP = {name: default for name, _, default in _signatures.STATES_IN_A_GROUP}
 
 
 def _default(value: Any) -> Any:
@@ -38,7 +39,7 @@ class _State:
     """One of the states of a mechanism, and what operators call it."""
 
     def __init__(self, index: int, name: str, axes: str, has_gradient: bool, setting: str, places: Sequence[Any]):
-        self.name = name if index else "state"
+        self.name, self.axes = name if index else "state", axes
         self.has_gradient, self.setting, self.places = has_gradient, setting, places
 
     def exists(self, settings: dict[str, Any]) -> bool:
@@ -75,6 +76,7 @@ class _Mechanism:
         self.states = [_State(i, *state) for i, state in enumerate(description["states"])]
         self.has_exponent = any(not state.has_gradient for state in self.states)
         self.always = not any(state.setting for state in self.states) and "causal" not in self.settings
+        self.is_delta = description["delta"]
         self.states_together, self.state_type = description["states_together"], description["state_type"]
         self.forward_kernel = getattr(_core, f"_torch_{name}")
         self.backward_kernel = getattr(_core, f"_torch_{name}_backward")
@@ -233,6 +235,15 @@ class _Mechanism:
 
         return [x.to(dtype) if is_cast(x, *of) else x for x, *of in zip(tensors, self.cast, self.forms)]
 
+    def group_options(self, options: dict[str, Any]) -> dict[str, Any] | None:
+        """Takes what concerns a group out of the options; None without a group."""
+        if not self.states or _IN_A_GROUP.keys().isdisjoint(options):
+            return None
+        given = {key: options.pop(key, value) for key, value in _IN_A_GROUP.items()}
+        _dispatch.check_bools(self.name, relay=given["relay"])
+        _dispatch.check_int(self.name, "segment", given["segment"], 1)
+        return None if given["group"] is None else given
+
     def rest(self, options: dict[str, Any]) -> list[Any]:
         """All that an operator takes behind its tensors."""
         result = []
@@ -266,7 +277,8 @@ class _Mechanism:
             if not isinstance(x, Tensor) and (x is not None or name not in self.optional):
                 _dispatch.check_tensors(self.name, **{name: x})
         return_state = bool(self.states) and options.pop("return_state", False)
-        if return_state.__class__ is not bool:
+        group = self.group_options(options) if options else None
+        if return_state.__class__ is not bool and not (group and return_state == "all"):
             _dispatch.check_bools(self.name, return_state=return_state)
         if return_state and options.get("causal", self.settings.get("causal")) is False:
             raise InvalidArgument(
@@ -275,7 +287,13 @@ class _Mechanism:
         dtype = _dispatch.autocast_dtype(tensors[self.output])
         if dtype is not None:
             tensors = self.to_autocast(tensors, dtype)
-        rest = self.rest(options) if options else ()
+        rest = self.rest(options) if options or group else ()
+        if group:
+            o, states = _sequence.call(self, (*tensors, *rest), return_state, **group)
+            if not return_state:
+                return o
+            states = [x for x in states or () if x is not None]
+            return o, self.state_type(*states) if len(states) > 1 else states[0] if states else None
         if _dispatch.in_forward_mode():
             self.check_ranks((*tensors, *rest))
             results = _second_derivatives.results(self, (*tensors, *rest))
@@ -299,7 +317,10 @@ def _public(mechanism: _Mechanism) -> Any:
 
     function.__module__ = "heed.torch"
     function.__doc__ = _signatures.text_on_tensors(function_of_arrays)
-    function.__signature__ = _signatures.of_tensors(function_of_arrays, without=("out",))
+    keywords = _signatures.STATES_IN_A_GROUP if mechanism.states else ()
+    if keywords:
+        function.__doc__ += "\n\n" + _sequence.TEXT
+    function.__signature__ = _signatures.of_tensors(function_of_arrays, without=("out",), keywords=keywords)
     return function
 
 

@@ -1,0 +1,357 @@
+# One process of a group that shares a sequence, for test_torch_distributed.py:
+#   python distributed_worker.py CHECK RANK RANKS FILE
+# It compares its part with what it computes of the whole, and ends with a traceback if they differ.
+import datetime
+import os
+import sys
+
+import mechanisms
+import numpy as np
+import scans
+import torch
+import torch.distributed as dist
+
+import heed
+import heed.torch
+import heed.torch.distributed as distributed
+from heed.torch import _group
+
+FLOATS = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
+STATEFUL = [name for name in mechanisms.NAMES if mechanisms.DESCRIPTIONS[name]["has_state"]]
+
+
+def world():
+    return dist.group.WORLD
+
+
+def cuts(tokens):
+    """Parts of uneven size, off the grid of 64 tokens."""
+    ranks = dist.get_world_size()
+    return [0, *(tokens * (i + 1) // (ranks + 1) + i for i in range(ranks - 1)), tokens]
+
+
+def part(x, tokens, axis=1):
+    borders, rank = cuts(tokens), dist.get_rank()
+    return x.narrow(axis, borders[rank], borders[rank + 1] - borders[rank])
+
+
+def error(got, expected):
+    if expected.numel() == 0:
+        return 0.0
+    apart = torch.where(got == expected, 0, (got - expected).abs())  # maxima of no tokens are -inf
+    return (apart.max() / (expected.abs().nan_to_num(posinf=0).max() + 1e-30)).item()
+
+
+def expect(got, expected, tolerance, what):
+    assert got.shape == expected.shape, (what, got.shape, expected.shape)
+    assert error(got.detach(), expected.detach()) <= tolerance, (what, error(got.detach(), expected.detach()))
+
+
+def all_states(states):
+    states = states if isinstance(states, tuple) else (states,)
+    return [x for x in states if x is not None]
+
+
+def compare(name, values, tokens, axes, options=None, states=None, relay=False, dtype=torch.float64, same_bits=False):
+    """One mechanism's outputs, states and gradients, of the whole and of parts. `axes`: that of tokens by tensor."""
+    function, options = getattr(heed.torch, name), dict(options or {})
+    values = {key: torch.from_numpy(np.ascontiguousarray(x)) for key, x in values.items()}
+    values = {key: x.to(dtype) if x.is_floating_point() else x for key, x in values.items()}
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    first, last = (ranks - 1, 0) if options.get("reverse") else (0, ranks - 1)
+
+    def leaves(of):
+        return {key: x.detach().clone().requires_grad_(x.is_floating_point()) for key, x in of.items()}
+
+    def initial():
+        return None if states is None else tuple(x.detach().clone().requires_grad_(has) for x, has in states)
+
+    def given(x):
+        return {} if x is None else {"initial_state": x if len(x) > 1 else x[0]}
+
+    whole, before = leaves(values), initial()
+    o, final = function(**whole, **options, **given(before), return_state=True)
+    generator = torch.Generator().manual_seed(1)
+    d_o = torch.randn(o.shape, dtype=torch.float64, generator=generator).to(o.dtype)
+    d_final = [torch.randn(x.shape, dtype=torch.float64, generator=generator).to(x.dtype) for x in all_states(final)]
+
+    def loss(o, d_o, final):
+        terms = [(x * d).sum() for x, d in zip(all_states(final), d_final) if x.requires_grad]
+        return (o * d_o).sum() + sum(terms)
+
+    loss(o, d_o, final).backward()
+    own = leaves({key: x if axes[key] is None else part(x, tokens, axes[key]) for key, x in values.items()})
+    before_here = initial()
+    o_axis = next(axis for axis in axes.values() if axis is not None)
+    here, state = function(**own, **options, **(given(before_here) if rank == first else {}), return_state="all",
+                           group=world(), relay=relay, segment=29)
+    tolerance = FLOATS[dtype]
+    what = f"{name} {options} relay={relay} {dtype} rank {rank} of {ranks}"
+    expect(here, part(o, tokens, o_axis), tolerance, f"{what} o")
+    for x, expected in zip(all_states(state), all_states(final), strict=True):
+        expect(x, expected, tolerance, f"{what} state")
+    if same_bits:
+        assert torch.equal(here, part(o, tokens, o_axis)), f"{what}: other bits"
+    terms = loss(here, part(d_o, tokens, o_axis), state)
+    if rank != last:  # the loss of the states counts once
+        terms = (here * part(d_o, tokens, o_axis)).sum() + 0 * sum(x.sum() for x in all_states(state))
+    terms.backward()
+    for key, x in own.items():
+        if not x.requires_grad:
+            continue
+        got, expected = x.grad.clone(), whole[key].grad
+        if axes[key] is None:
+            dist.all_reduce(got)
+        else:
+            expected = part(expected, tokens, axes[key])
+        expect(got, expected, 20 * tolerance, f"{what} d{key}")
+    if states is not None and rank == first:
+        for x, expected in zip(before_here, before):
+            if x.requires_grad:
+                expect(x.grad, expected.grad, 20 * tolerance, f"{what} dinitial_state")
+
+
+def recurrent(name, tokens, **sizes):
+    values = mechanisms.arguments(name, T=tokens, **sizes)
+    for left_out in ("log_decay_v", "kv_mask"):
+        values.pop(left_out, None)
+    axes = {key: None if key in mechanisms.CONSTANT or x.ndim < 3 else 1 for key, x in values.items()}
+    settings = mechanisms.DESCRIPTIONS[name]["settings"]
+    return values, axes, {"causal": True} if "causal" in settings else {}
+
+
+def check_recurrences():
+    for name in STATEFUL:
+        values, axes, options = recurrent(name, 90, K=7, V=5)
+        for relay in (False, True):
+            compare(name, values, 90, axes, options, relay=relay)
+        compare(name, values, 90, axes, options | {"lengths": [80, 33], "starts": [5, 31]})
+        if name != "delta_product":
+            compare(name, values, 90, axes, options, dtype=torch.float32)
+        compare(name, values, 90, axes, options | {"reverse": True})
+        packed = {key: x if axes[key] is None else x[:1] for key, x in values.items()}
+        compare(name, packed, 90, axes, options | {"cu_seqlens": [0, 20, 20, 61, 90]})
+
+
+def check_states():
+    rng = torch.Generator().manual_seed(7)
+    for name in STATEFUL:
+        description = mechanisms.DESCRIPTIONS[name]
+        values, axes, options = recurrent(name, 60, K=7, V=5)
+        function = getattr(heed, name)
+        _, final = function(**{key: x[:, :20] if axes[key] else x for key, x in values.items()}, **options,
+                            return_state=True)
+        final = final if isinstance(final, tuple) else (final,)
+        states = [torch.from_numpy(x) for x in final]
+        states = [(x * (1 + 0.1 * torch.rand(x.shape, generator=rng, dtype=x.dtype)) if i < 2 else x,
+                   description["states"][i][2]) for i, x in enumerate(states)]
+        for relay in (False, True):
+            compare(name, values, 60, axes, options, states=states, relay=relay)
+    values, axes, _ = recurrent("gla", 60)
+    values["log_decay_v"] = -np.random.default_rng(1).exponential(size=values["v"].shape)
+    compare("gla", values, 60, axes | {"log_decay_v": 1})
+
+
+def check_scans():
+    for name in (*scans.NAMES, "causal_conv1d"):
+        if name == "causal_conv1d":
+            rng = np.random.default_rng(3)
+            values = {"x": rng.standard_normal((2, 6, 50)), "weight": rng.standard_normal((6, 4)),
+                      "bias": rng.standard_normal(6)}
+            axes = {"x": 2, "weight": None, "bias": None}
+        else:
+            values = scans.arguments(name, T=50)
+            forms = {key: scans.axes_of(name, key, x.ndim) if "|" in scans.DESCRIPTIONS[name]["axes"][key]
+                     else scans.axes_of(name, key) for key, x in values.items()}
+            axes = {key: form.index("T") if "T" in form else None for key, form in forms.items()}
+        for relay in (False, True):
+            compare(name, values, 50, axes, relay=relay)
+        compare(name, values, 50, axes, {"lengths": [44, 17]})
+        compare(name, values, 50, axes, {"reverse": True})
+        compare(name, values, 50, axes, dtype=torch.float32)
+
+
+def check_bits():
+    """Parts at multiples of 64 tokens with relay=True have the bits of one process; without, those of any number of
+    ranks that cut at the same segments."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    tokens = 64 * 2 * ranks
+    for name in ("gla", "gated_delta_rule", "mlstm", "ssd"):
+        values, axes, options = recurrent(name, tokens)
+        values = {key: torch.from_numpy(x).float() for key, x in values.items()}
+        function = getattr(heed.torch, name)
+        own = {key: x if axes[key] is None else distributed.shard(x, world()) for key, x in values.items()}
+        expected = distributed.shard(function(**values, **options), world())
+        assert torch.equal(function(**own, **options, group=world(), relay=True), expected), name
+        here = function(**own, **options, group=world(), segment=64)
+        alone = dist.new_group([rank], use_local_synchronization=True)
+        whole = function(**values, **options, group=alone, segment=64)
+        assert torch.equal(here, distributed.shard(whole, world())), f"{name}: segments"
+
+
+def check_attention():
+    H = 2 * dist.get_world_size()
+    for tokens, order in ((70, "contiguous"), (70, "zigzag"), (64 * 2 * dist.get_world_size(), "zigzag")):
+        generator = torch.Generator().manual_seed(3)
+
+        def normal(*shape):
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        heads = torch.rand(H, generator=generator, dtype=torch.float64)
+        rows = normal(1, H, tokens, tokens)
+        all_options = [
+            {}, {"causal": True}, {"causal": True, "window": (20, 0)}, {"causal": True, "softcap": 5.0, "sinks": heads},
+            {"causal": True, "alibi": heads}, {"bias": rows}, {"mask": rows > -0.5, "causal": True},
+            {"log_decay": -torch.rand(2, tokens, H, generator=generator, dtype=torch.float64), "causal": True},
+            {"key_lengths": [50, 33], "causal": True}, {"causal": True, "chunk": 32},
+            {"causal": True, "prefix": [9, 20]},
+            {"causal": True, "window": (9, 0), "sink_tokens": 3},
+        ]
+        q, d_o = normal(2, tokens, H, 8), normal(2, tokens, H, 8)
+        for kv_heads in (H, 1):
+            k, v = normal(2, tokens, kv_heads, 8), normal(2, tokens, kv_heads, 8)
+            for dtype in FLOATS:
+                for options in all_options:
+                    compare_attention([q, k, v], d_o, options, order, dtype)
+
+
+def compare_attention(tensors, d_o, options, order, dtype):
+    rows = {"bias": 2, "mask": 2, "log_decay": 1}
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    floats = {key for key, x in options.items() if isinstance(x, torch.Tensor) and x.is_floating_point()}
+    options = {key: x.to(dtype if key == "bias" else wide) if key in floats else x for key, x in options.items()}
+    own = {key: distributed.shard(x, world(), dim=rows[key], order=order) if key in rows else x
+           for key, x in options.items()}
+    whole = [x.to(dtype, copy=True).requires_grad_() for x in tensors]
+    o = heed.torch.attention(*whole, **options)
+    o.backward(d_o.to(dtype))
+    for method in ("auto", "all_gather"):
+        parts = [distributed.shard(x.to(dtype), world(), order=order).clone().requires_grad_() for x in tensors]
+        here = heed.torch.attention(*parts, **own, group=world(), method=method, order=order)
+        assert torch.equal(here, distributed.shard(o, world(), order=order)), (list(options), order, dtype, method)
+        here.backward(distributed.shard(d_o.to(dtype), world(), order=order))
+        for got, x in zip(parts, whole):
+            expect(got.grad, distributed.shard(x.grad, world(), order=order), 20 * FLOATS[dtype],
+                   (list(options), order, dtype, method))
+
+
+def check_shards():
+    for shape, dim in (((2, 70, 3), 1), ((2, 70, 3), -2), ((500,), 0), ((2, 1, 3), 1)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(5)).requires_grad_()
+        for order in ("contiguous", "zigzag"):
+            own = distributed.shard(x, world(), dim=dim, order=order)
+            whole = distributed.unshard(own, world(), dim=dim, order=order)
+            assert torch.equal(whole, x), (shape, order)
+            gradient, = torch.autograd.grad(whole, own, torch.ones_like(x))
+            assert bool((gradient == dist.get_world_size()).all()), "the loss is the sum of those of all ranks"
+    counts = [dist.get_rank() * 3 % 5 for _ in range(2)]
+    own = torch.full((2, counts[0], 2), float(dist.get_rank()))
+    whole = distributed.unshard(own, world())
+    assert whole.shape[1] == sum(rank * 3 % 5 for rank in range(dist.get_world_size()))
+
+
+def check_bytes():
+    """The bytes that each rank receives: the summaries of all segments, and nothing of the size of the tokens."""
+    received = []
+    plain = _group._all_gather
+    _group._all_gather = lambda out, x, **more: (received.append(out.numel()), plain(out, x, **more))[1]
+    ranks = dist.get_world_size()
+    B, HV, K, V = 2, 4, 12, 10
+    for name, of_transition in (("gla", K), ("gated_delta_rule", K * K)):
+        values, axes, _ = recurrent(name, 64 * ranks, K=K, V=V)
+        own = {key: distributed.shard(torch.from_numpy(x), world()).requires_grad_() for key, x in values.items()}
+        received.clear()
+        o = getattr(heed.torch, name)(**own, group=world())
+        forward = sum(received)
+        received.clear()
+        o.sum().backward()
+        summary = B * HV * (K * V + of_transition) * 8
+        assert abs(forward - ranks * summary) <= 0.02 * ranks * summary, (name, forward, ranks * summary)
+        assert sum(received) == ranks * B * HV * K * V * 8, (name, sum(received))
+
+
+def check_refusals():
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    values, axes, _ = recurrent("gla", 64)
+    own = {key: part(torch.from_numpy(x), 64) for key, x in values.items()}
+
+    def expect_refusal(kind, text, function, *arguments, **options):
+        try:
+            function(*arguments, **options)
+        except kind as refused:
+            assert text in str(refused), (text, str(refused))
+        else:
+            raise AssertionError(f"{text}: nothing was refused")
+
+    gla, attention, bad = heed.torch.gla, heed.torch.attention, heed.InvalidArgument
+    expect_refusal(bad, "scale=", gla, **own, group=world(), scale=2.0 if rank == last else 1.0)
+    one = {key: x.float() if rank == last else x for key, x in own.items()}
+    expect_refusal(bad, "rank", gla, **one, group=world())
+    one = own | {"q": own["q"][..., :3]} if rank == last else own
+    expect_refusal(bad, "gla", gla, **one, group=world())
+    one = {key: x[..., :1, :] if rank == last else x for key, x in own.items()}
+    expect_refusal(bad, f"rank {last}", gla, **one, group=world())
+    expect_refusal(bad, "gradient", gla, **{k: x.clone().requires_grad_(rank == last) for k, x in own.items()},
+                   group=world())
+    expect_refusal(bad, "ProcessGroup", gla, **own, group=3)
+    expect_refusal(bad, "segment", gla, **own, group=world(), segment=0)
+    expect_refusal(bad, "relay", gla, **own, relay=1)
+    q, k, v = own["q"], own["k"], own["k"]
+    expect_refusal(heed.Unsupported, "dropout", attention, q, k, v, group=world(), dropout=0.1)
+    pattern = heed.patterns.sliding_window(4)
+    expect_refusal(heed.Unsupported, "pattern", attention, q, k, v, group=world(), pattern=pattern)
+    expect_refusal(bad, "method", attention, q, k, v, group=world(), method="ring of fire")
+    expect_refusal(bad, "order", attention, q, k, v, group=world(), order="spiral")
+    expect_refusal(bad, "causal", attention, q, k, v, group=world(), causal=rank == last)
+    expect_refusal(bad, "tokens", attention, q, k[:, 1:], v[:, 1:], group=world())
+    expect_refusal(heed.Unsupported, "causal=False", heed.torch.linear_attention, q, k, v, causal=False,
+                   group=world())
+    expect_refusal(TypeError, "group", heed.torch.efficient_attention, q, k, v, group=world())
+    expect_refusal(bad, "order", distributed.shard, q, world(), order="spiral")
+    expect_refusal(bad, "dim", distributed.shard, q, world(), dim=7)
+    # Nothing was left behind: the next call is computed.
+    whole = gla(**{key: torch.from_numpy(x) for key, x in values.items()})
+    expect(gla(**own, group=world()), part(whole, 64), 1e-12, "after a refusal")
+
+
+def check_few_tokens():
+    """Ranks without tokens, and fewer tokens than ranks."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for tokens_of in ([0] * ranks, [1] + [0] * (ranks - 1), [0] * (ranks - 1) + [3]):
+        tokens, begin = sum(tokens_of), sum(tokens_of[:rank])
+        for name in ("gla", "kda", "mlstm"):
+            values, axes, _ = recurrent(name, tokens)
+            values = {key: torch.from_numpy(x) for key, x in values.items()}
+            function = getattr(heed.torch, name)
+            o, state = function(**values, return_state=True)
+            own = {key: x[:, begin: begin + tokens_of[rank]].clone().requires_grad_() for key, x in values.items()}
+            for relay in (False, True):
+                here, final = function(**own, group=world(), return_state="all", relay=relay)
+                expect(here, o[:, begin: begin + tokens_of[rank]], 1e-12, (name, tokens_of))
+                for x, expected in zip(all_states(final), all_states(state)):
+                    expect(x, expected, 1e-12, (name, tokens_of, "state"))
+                (here.sum() + sum(x.sum() for x in all_states(final) if x.requires_grad)).backward()
+        q = torch.randn(2, tokens_of[rank], 4, 8)
+        assert heed.torch.attention(q, q, q, causal=True, group=world()).shape == q.shape
+
+
+def check_death():
+    """A rank that ends before its call: the others raise an error instead of waiting for ever."""
+    if dist.get_rank() == dist.get_world_size() - 1:
+        os._exit(0)
+    values, _, _ = recurrent("gla", 64)
+    try:
+        heed.torch.gla(**{key: part(torch.from_numpy(x), 64) for key, x in values.items()}, group=world())
+    except RuntimeError:
+        os._exit(0)
+    raise AssertionError("a call without one of its ranks returned")
+
+
+if __name__ == "__main__":
+    check, rank, ranks, file = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=ranks,
+                            timeout=datetime.timedelta(seconds=60))
+    for name in check.split(","):
+        globals()[f"check_{name}"]()
+    dist.destroy_process_group()
