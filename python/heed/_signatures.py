@@ -19,7 +19,7 @@ _ON_TENSORS = {"Array": "Tensor", "OutArray": "Tensor", "Result": "Tensor", "Par
 
 # Keywords that functions of heed.torch have beside heed's: (name, type, default).
 _GROUP = ("group", "ProcessGroup | DeviceMesh | None", None)
-ATTENTION_IN_A_GROUP = (_GROUP, ("method", "Literal['auto', 'all_gather', 'ulysses']", "auto"),
+ATTENTION_IN_A_GROUP = (_GROUP, ("method", "Literal['auto', 'all_gather', 'ulysses', 'ring']", "auto"),
                         ("order", "Literal['contiguous', 'zigzag']", "contiguous"))
 STATES_IN_A_GROUP = (_GROUP, ("relay", "bool", False), ("segment", "int", 4096))
 

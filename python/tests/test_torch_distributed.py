@@ -1,5 +1,6 @@
 # Sequences divided among processes (gloo): each rank's part is that of one process. distributed_worker.py compares.
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("PyTorch is built without torch.distributed", allow_module_level=True)
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/long_document.py"
 WORKER = Path(__file__).with_name("distributed_worker.py")
 CHECKS = ["recurrences", "states", "scans", "attention", "bits,shards,bytes,refusals,few_tokens", "death"]
 MORE_RANKS = [int(n) for n in os.environ.get("HEED_TEST_RANKS", "").split(",") if n]
@@ -42,6 +44,19 @@ def test_two_ranks_compute_what_one_process_does(check, tmp_path):
 def test_other_numbers_of_ranks(ranks, tmp_path):
     more = ",recurrences,states,scans,attention,refusals" if ranks in MORE_RANKS else ""
     run("bits,shards,few_tokens" + more, ranks, tmp_path)
+
+
+def test_a_text_shared_by_two_processes_has_the_losses_of_one():
+    def losses(*launcher):
+        done = subprocess.run([sys.executable, *launcher, EXAMPLE, "--tokens", "2000", "--steps", "3"], text=True,
+                              capture_output=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stdout + done.stderr
+        return [float(x) for x in re.findall(r"^step +\d+  loss (\S+)", done.stdout, re.M)]
+
+    alone = losses()
+    shared = losses("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    assert len(alone) == 3 and alone[2] < alone[0] - 0.5
+    assert shared == pytest.approx(alone, abs=1e-5)
 
 
 def test_a_group_needs_torch_distributed():

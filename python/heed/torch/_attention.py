@@ -75,5 +75,6 @@ gradient. The operator is torch.ops.heed.attention. Errors are heed.InvalidArgum
 With group=, a ProcessGroup or a DeviceMesh of one dimension, each rank gives its part of the tokens of q, k and v, and
 of the rows of mask and bias, in the order of ranks or as heed.torch.distributed.shard has it with order="zigzag"; other
 options are those of the whole sequence. method="all_gather" sends all keys and values to every rank, "ulysses"
-exchanges tokens for heads, which "auto" does where ranks divide the heads and no option has heads or rows."""
+exchanges tokens for heads, which "auto" does where ranks divide the heads and no option has heads or rows, and "ring"
+moves keys and values from rank to rank, two parts in memory at a time."""
 attention.__signature__ = _signatures.of_tensors(heed.attention, keywords=_signatures.ATTENTION_IN_A_GROUP)

@@ -4,25 +4,28 @@
     all_gather   every rank receives all keys and values and computes its own rows: the bits of one process
     ulysses      ranks exchange tokens for heads, and each computes whole heads: the bits of one process, gradients
                  included; heads must be a multiple of ranks
+    ring         keys and values travel: each rank holds two parts at a time, partial results are merged, to rounding
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from heed import InvalidArgument, Unsupported
-from heed.torch import _group
+from heed.torch import _group, _operators
+from heed.torch._ring_attention import Ring
 from heed.torch.distributed import ExchangeHeads, gather, ranges
 
-_METHODS = ("auto", "all_gather", "ulysses")
+_METHODS = ("auto", "all_gather", "ulysses", "ring")
 # Options that concern the whole sequence, and are the same on every rank.
 _ALIKE = ("scale", "causal", "window", "sink_tokens", "prefix", "chunk", "key_lengths", "key_starts", "softcap",
           "precision", "invariant", "threads", "alibi", "sinks")
 _OF_ROWS = ("mask", "bias")  # of the rows of a rank, and all keys
+_ON_A_RING = ("scale", "causal", "window", "key_lengths", "softcap", "precision", "invariant", "threads")
 _NOT_EXCHANGED = ("alibi", "sinks", "log_decay", *_OF_ROWS)  # which have an axis of heads, or rows
 
 
@@ -37,6 +40,9 @@ def call(function: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, *, group
     else:
         begin = sum(counts[: of.rank])
         own = [(begin, begin + counts[of.rank])]
+    if method == "ring":
+        o, lse = Ring.apply(q, k, v, of, counts, _parts_of_ring(of.rank, counts, q, options))
+        return (o, lse) if return_lse else o
     divides = q.shape[2] % of.size == 0 and k.shape[2] % of.size == 0
     if method == "ulysses" and not divides:
         raise InvalidArgument(f"{name}: method is 'ulysses' with {q.shape[2]} and {k.shape[2]} heads, expected "
@@ -74,9 +80,32 @@ def call(function: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, *, group
     return torch.cat(results, 1)
 
 
+def _parts_of_ring(rank: int, counts: Sequence[int], q: Tensor, options: dict[str, Any]) -> Callable[[int, int], Any]:
+    """The operator's options for attention of this rank's rows to the keys of another."""
+    begin, end = sum(counts[:rank]), sum(counts[: rank + 1])
+    left, right = (x if x is not None and x >= 0 else None for x in options.get("window") or (None, None))
+    # Some row sees keys from `first` to `last`.
+    first = 0 if left is None else begin - left
+    last = end if options.get("causal") else sum(counts) if right is None else end + right
+
+    def of_part(first_key: int, count: int) -> Any:
+        outside = first_key >= last or first_key + count <= first
+        if outside and first_key != begin:  # the own part is there for rows without keys
+            return None
+        here = dict(options)
+        if options.get("key_lengths") is not None:
+            lengths = torch.as_tensor(options["key_lengths"])
+            here["key_lengths"] = (lengths - first_key).clamp(0, count)
+        if options.get("causal") or options.get("window") is not None:
+            here["align"] = torch.full((q.shape[0],), begin - first_key, dtype=torch.int64)
+        return _operators.attention_options.given(here, call)
+
+    return of_part
+
+
 def check(method: Any, order: Any) -> None:
     if method not in _METHODS:
-        raise InvalidArgument(f"attention: method is {method!r}, expected 'auto', 'all_gather' or 'ulysses'")
+        raise InvalidArgument(f"attention: method is {method!r}, expected 'auto', 'all_gather', 'ulysses' or 'ring'")
     if order not in ("contiguous", "zigzag"):
         raise InvalidArgument(f"attention: order is {order!r}, expected 'contiguous' or 'zigzag'")
 
@@ -96,9 +125,13 @@ def _describe(q: Any, k: Any, v: Any, method: str, order: str, options: dict[str
             raise Unsupported(f"{name}: {key} is on {x.device}, expected the CPU with a group")
         if x.shape[1] != q.shape[1]:
             raise InvalidArgument(f"{name}: {key} has {x.shape[1]} tokens, expected the {q.shape[1]} of q with a group")
+    if method == "ring" and order == "zigzag":
+        raise Unsupported(f"{name}: method is 'ring' with order='zigzag', expected order='contiguous'")
+    known = _ON_A_RING if method == "ring" else (*_ALIKE, *_OF_ROWS, "log_decay")
     for option, value in options.items():
-        if value is not None and value is not False and option not in (*_ALIKE, *_OF_ROWS, "log_decay"):
-            raise Unsupported(f"{name}: {option} is given with a group, which does not divide it among ranks")
+        if value is not None and value is not False and option not in known:
+            how = "on a ring" if method == "ring" else "with a group"
+            raise Unsupported(f"{name}: {option} is given {how}, which does not divide it among ranks")
 
     def without(key: str, x: Tensor) -> int | None:
         return x.dim() - 2 if key in _OF_ROWS else 1 if key in ("q", "k", "v", "log_decay") else None
