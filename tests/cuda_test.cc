@@ -42,6 +42,7 @@ constexpr Sizes kSizes[] =
         {1, 1, 300, 8, 1, 64, 64},  // one token, all heads in a block
         {1, 3, 140, 8, 2, 128, 128}, {1, 130, 200, 3, 1, 33, 7},  {1, 20, 0, 1, 1, 16, 16},
         {0, 5, 5, 1, 1, 16, 16},     {35, 2, 9, 2, 2, 16, 16},  // more sequences than a launch has
+        {1, 40, 70, 1, 1, 130, 129},  // one value channel more than the kernel of 192 and 128 channels has
 };
 
 TEST_P(CudaTest, AgreesWithTheReferenceAtAwkwardSizes) {

@@ -172,6 +172,7 @@ TEST(TilesTest, SubnormalNumbersAreZerosAndOthersAsIEEEHasThem) {
   Operands emulated = x, computed = x;
   HWY_DYNAMIC_DISPATCH(Emulate)(emulated);
   EXPECT_EQ(emulated.sum[2][0], 0) << "a subnormal factor";
+  EXPECT_EQ(emulated.sum[2][5], 0) << "a subnormal factor of a normal product";
   EXPECT_EQ(emulated.sum[4][0], std::numeric_limits<float>::min());
   EXPECT_EQ(emulated.sum[7][0], std::numeric_limits<float>::infinity());
   EXPECT_EQ(emulated.sum[4][10], 0) << "a subnormal sum";

@@ -356,6 +356,16 @@ def test_gates_before_their_activation(label, bound, has_rate):
         assert fla.fused_gdn_gate(given["g"], A).dtype == torch.float32
 
 
+def test_gates_of_bf16_are_computed_in_float32():
+    g = torch.linspace(-3, 3, 16).reshape(1, 2, 2, 4).to(torch.bfloat16)
+    A, rounded = torch.tensor([0.3, -0.2, 0.1, 0.5]), torch.linspace(-1, 1, 8).to(torch.bfloat16)
+    assert torch.equal(fla.fused_gdn_gate(g, A), fla.fused_gdn_gate(g.float(), A))
+    assert torch.equal(fla.fused_kda_gate(g, A[:2]), fla.fused_kda_gate(g.float(), A[:2]))
+    assert torch.equal(fla.fused_gdn_gate(g, A, rounded[:4]), fla.fused_gdn_gate(g.float(), A, rounded[:4].float()))
+    assert torch.equal(fla.fused_kda_gate(g, A[:2], rounded),
+                       fla.fused_kda_gate(g.float(), A[:2], rounded.float()))
+
+
 # --- dtypes, fewer key heads, other people's references ---------------------------------------------------------------
 
 

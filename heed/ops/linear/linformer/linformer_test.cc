@@ -13,6 +13,7 @@
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
 #include "heed/harness/case.h"
+#include "heed/ops/exact/attention/attention.h"
 
 namespace heed::linformer {
 namespace {
@@ -276,6 +277,18 @@ TEST(LinformerTest, WorkspaceIsWithinItsBound) {
       EXPECT_LE(BackwardWorkspace(ctx, in, {}), 6 * M + 8.0 * R * static_cast<double>(T + 63) + backward + own + 65536);
     }
   }
+}
+
+TEST(LinformerTest, BackwardWorkspaceHasThatOfAttention) {
+  Context ctx(1);
+  const int64_t T = 128, H = 64, C = 4, R = 1;  // few channels, so that a round's sums per row are a large part
+  const Call call(DType::kF32, 1, T, H, H, C, C, R, T);
+  const auto heads = [&](const Buffer& b) { return b.view().Slice(1, 0, R); };
+  const int64_t attention =
+      attention::BackwardWorkspace(ctx, {call.q.view(), heads(call.k), heads(call.v), {}, {}, {}, {}}, {},
+                                   {call.dq.view(), heads(call.dk), heads(call.dv), {}, {}, {}, {}});
+  const int64_t own = 4 * (2 * 2 * T * H * C + T * H + 6 * R * H * C + 2 * R * T);
+  EXPECT_GE(BackwardWorkspace(ctx, call.Inputs(), {}), own + attention);
 }
 
 TEST(LinformerTest, ExplainCountsProjectionsAndPairs) {
