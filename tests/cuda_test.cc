@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "heed/core/error.h"
+#include "heed/cuda/calls.h"
+#include "heed/cuda/library.h"
 #include "tests/cuda/attention_on_devices.h"
 
 namespace heed {
@@ -260,6 +262,15 @@ TEST_P(CudaTest, PackedSequencesHaveTheirBitsAndSurplusRowsAreEmpty) {
     EXPECT_EQ(results.o.Get({0, i, 1, 3}), 0);
     EXPECT_EQ(results.lse.Get({1, i}), -std::numeric_limits<double>::infinity());
   }
+}
+
+TEST_P(CudaTest, ABlockMayHaveAllSharedMemoryOfTheDevice) {
+  std::string why_not;
+  cuda::DeviceFacts facts;
+  ASSERT_EQ(cuda::Find(&why_not)->examine(0, &facts), nullptr);
+  const Device device = {DeviceType::kCuda, 0};
+  EXPECT_EQ(cuda::Declines(device, facts.shared_bytes), "");
+  EXPECT_THAT(cuda::Declines(device, facts.shared_bytes + 1), testing::HasSubstr("bytes of shared memory"));
 }
 
 TEST_P(CudaTest, ExplainNamesTheKernel) {

@@ -167,6 +167,20 @@ TEST(OsTest, PinsAThreadToACpuThatExists) {
   }).join();
 }
 
+#if defined(__linux__) && defined(__x86_64__)
+TEST(OsTest, FamilyAndModelAreThoseThatTheSystemTells) {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line, family, model;
+  while (std::getline(file, line) && (family.empty() || model.empty())) {
+    const std::string name = line.substr(0, line.find('\t')), value = line.substr(line.rfind(' ') + 1);
+    if (name == "cpu family") family = value;
+    if (name == "model") model = value;
+  }
+  if (family.empty() || model.empty()) GTEST_SKIP() << "/proc/cpuinfo has no family and model";
+  EXPECT_THAT(CpuName(), HasSubstr(" (family " + family + " model " + model + ")"));
+}
+#endif
+
 #if defined(__linux__)
 TEST(OsTest, SymbolsOfLibrariesAreFoundOrTheErrorNamesTheSearchedPlaces) {
   std::string why_not;

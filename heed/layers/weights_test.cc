@@ -11,6 +11,7 @@
 #include "heed/harness/buffer.h"
 #include "heed/layers/embedding.h"
 #include "heed/layers/grouped_query_attention.h"
+#include "heed/layers/h3_layer.h"
 #include "heed/layers/linear_attention_layer.h"
 #include "heed/layers/mamba2.h"
 #include "heed/layers/multi_head_attention.h"
@@ -55,6 +56,19 @@ TEST(WeightsTest, TheTableOfALayerIsTheListOfItsWeights) {
   EXPECT_THAT(names, testing::ElementsAre("q_proj.weight [8,8]", "q_proj.bias [8]", "k_proj.weight [4,8]",
                                           "k_proj.bias [4]", "v_proj.weight [4,8]", "v_proj.bias [4]",
                                           "q_norm.weight [2]", "k_norm.weight [2]", "o_proj.weight [8,8]"));
+}
+
+TEST(WeightsTest, H3TakesTheWeightsThatItsHeaderLists) {
+  H3::Config config;
+  config.width = 6;
+  config.heads = 2;
+  std::vector<std::string> names;
+  for (const WeightName& tensor : WeightsOf<H3>(config)) names.push_back(tensor.name + " " + ShapeString(tensor.sizes));
+  EXPECT_THAT(names,
+              testing::UnorderedElementsAre("q_proj.weight [6,6]", "q_proj.bias [6]", "k_proj.weight [6,6]",
+                                            "k_proj.bias [6]", "v_proj.weight [6,6]", "v_proj.bias [6]",
+                                            "out_proj.weight [6,6]", "out_proj.bias [6]", "shift [6,4]", "shift_D [6]",
+                                            "log_dt [2]", "log_A_real [2,32]", "A_imag [2,32]", "C [2,32,2]", "D [2]"));
 }
 
 TEST(WeightsTest, ConfigurationsThatContradictThemselvesAreRefused) {
