@@ -179,6 +179,24 @@ TEST(CertifiedAttention, AutoIsDenseWhereLittleCanGoAndElseTheSketch) {
   EXPECT_GT(of_sketch, 200);
 }
 
+TEST(CertifiedAttention, RowsDropKeysUpTo65536PositionsBehindTheLast) {
+  Random random(5);
+  Context ctx(2);
+  const auto bound = [&](int64_t keys, int64_t start) {
+    Call call(Keys::kNormal, random, DType::kF32, 1, 1, keys, 1, 1, 8);
+    call.k.FillNormal(2, 0.1);
+    call.q.Set({0, 0, 0, 0}, 3);
+    for (int64_t j = 320; j < 384; ++j) call.k.Set({0, j, 0, 0}, 20);  // has nearly all of the mass
+    call.options = OptionsWith(0.1, Level::kSketch, /*causal=*/true);
+    call.options.query_starts = ConstTensorView(&start, DType::kI64, {1});
+    return Certified(ctx, call).bound.Get({0, 0, 0});
+  };
+  const int64_t far = 66'000;  // more than 2^16
+  EXPECT_GT(bound(far, far - 1), 0);
+  EXPECT_GT(bound(640, 640), 0);
+  EXPECT_EQ(bound(640, 640 + far), 0);
+}
+
 TEST(CertifiedAttention, SizesOfZeroAreAllowed) {
   Random random(5);
   Context ctx(2);

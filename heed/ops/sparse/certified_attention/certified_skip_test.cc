@@ -148,6 +148,31 @@ TEST(CertifiedSkip, BitsOfARowAreItsOwn) {
   }
 }
 
+// Where norms are large, the rounding of logits decides what is kept. With slopes each row has a norm of its own.
+TEST(CertifiedSkip, EqualRowsKeepTheSame) {
+  for (const double norm : {1.0, 100.0}) {
+    SCOPED_TRACE(norm);
+    const int64_t rows = 200, keys = 640;
+    Call call(6, DType::kF32, 1, rows, keys, 1, 1, 24);
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t e = 0; e < 24; ++e) call.q.Set({0, i, 0, e}, e == 0 ? 100 : 0);
+    }
+    for (int64_t j = 0; j < keys; ++j) {
+      for (int64_t e = 0; e < 24; ++e) call.k.Set({0, j, 0, e}, e == 0 ? 0.05 * static_cast<double>(j / 64) : norm);
+    }
+    const double slope = 0;
+    call.options.causal = false;
+    call.options.alibi = ConstTensorView(&slope, DType::kF64, {1});
+    Context ctx(1);
+    const Result r = Certified(ctx, call.inputs(), call.options);
+    for (int64_t i = 1; i < rows; ++i) {
+      EXPECT_TRUE(SameBits(r.kept.view().Slice(2, i, i + 1), r.kept.view().Slice(2, 0, 1))) << i;
+      EXPECT_TRUE(SameBits(r.o.view().Slice(1, i, i + 1), r.o.view().Slice(1, 0, 1))) << i;
+    }
+    EXPECT_EQ(r.Share() < 1, norm == 1);
+  }
+}
+
 TEST(CertifiedSkip, CachesHaveTheBitsOfGivenKeys) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (const int64_t page : {0, 64, 16}) {
