@@ -180,6 +180,16 @@ def test_a_cache_leaves_out_at_most_what_it_says(rng, epsilon):
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("causal", [{}, {"causal": True}, {"causal": False}])
+def test_rows_of_a_cache_are_causal_by_default(rng, causal):
+    _, k, v = topics(rng, 300)
+    cache = new_cache(k[:, :260], v[:, :260])
+    cache.append(k[:, 260:], v[:, 260:])
+    q = rng.standard_normal((1, 40, 4, 32), np.float32)
+    expected = cache.attend(q, causal=causal.get("causal", True))
+    np.testing.assert_array_equal(cache.attend(q, epsilon=0, **causal), expected)
+
+
 def test_epsilon_0_and_none_are_dense_attention(rng):
     q, k, v = topics(rng, 1000)
     cache = new_cache(k, v)

@@ -228,6 +228,8 @@ def test_steps_of_short_convolutions_change_the_cache():
         assert cache is given
         rows.append(y)
     torch.testing.assert_close(torch.cat(rows, 1), whole)
+    with pytest.raises(TypeError, match="nonsense"):
+        layer(x, nonsense=1)
     torch.testing.assert_close(cache, last)
 
 
@@ -373,6 +375,13 @@ def test_losses(options, reduction):
     for kind in (fla.FusedCrossEntropyLoss, fla.FusedLinearCrossEntropyLoss):
         with pytest.raises(heed.InvalidArgument, match="reduction is 'most'"):
             kind(reduction="most")
+
+
+def test_losses_of_bf16_logits_are_computed_in_float32():
+    logits, target = normal(6, 9).detach().to(torch.bfloat16), torch.tensor([3, -100, 0, 8, -100, 1])
+    for got, expected in zip(fla.cross_entropy_loss(logits, target, logit_scale=0.3, lse_square_scale=0.1),
+                             fla.cross_entropy_loss(logits.float(), target, logit_scale=0.3, lse_square_scale=0.1)):
+        assert got.dtype == torch.float32 and torch.equal(got, expected)
 
 
 # --- padding ----------------------------------------------------------------------------------------------------------

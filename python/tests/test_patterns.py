@@ -99,6 +99,12 @@ def test_expressions_densities_and_equality(pattern):
         assert np.isclose(pattern.density(TQ, TK, heads=HQ, batch=B, causal=causal), mask.sum() / (all_pairs * HQ * B))
 
 
+def test_masks_and_densities_are_not_causal_by_default():
+    pattern = P.sliding_window(1, 1)
+    assert pattern.mask(3, 3)[0, 0].tolist() == [[True, True, False], [True, True, True], [False, True, True]]
+    assert np.isclose(pattern.density(3, 3), 7 / 9) and np.isclose(pattern.density(3, 3, causal=True), 5 / 6)
+
+
 def test_positions_that_never_meet_are_dense_problems():
     x = inputs()
     for pattern in (P.dilated(20, 7), P.atrous(9), P.strided(11), P.sliding_window(5, 5) | P.dilated(3, 9)):

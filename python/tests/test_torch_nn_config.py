@@ -171,6 +171,9 @@ def test_configurations_without_a_family():
                                                                  f"{field} is {value!r}, expected")
     with pytest.raises(heed.InvalidArgument, match="config is a NoneType without hidden_size"):
         kind.layer.from_config(None)
+    for number in (-1, 1.0):
+        with pytest.raises(heed.InvalidArgument, match=f"layer is {number}, expected an int of at least 0"):
+            kind.layer.from_config(sizes, number)
 
 
 def test_a_later_field_is_taken_with_the_default_of_its_class():

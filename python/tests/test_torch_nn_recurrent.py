@@ -278,6 +278,21 @@ def test_no_dtype_rounds_the_decay_of_retention():
     torch.testing.assert_close(layer.half().double().log_decay, exact, rtol=1e-15, atol=0)
 
 
+@torch.no_grad()
+def test_sixteen_bits_do_not_round_the_decay_of_mamba2():
+    """Rows of zeros leave the decay of the state alone."""
+    layer = layers.Mamba2(32, 8, 4, dtype=torch.bfloat16)
+    layer.A_log.copy_(torch.linspace(0, 1, 8))
+    layer.dt_bias.fill_(-3)
+    layer.conv1d.bias.zero_()
+    state = layer.new_state(2)
+    state.tensors["ssm"] = torch.ones_like(state.ssm)
+    layer(torch.zeros(2, 64, 32, dtype=torch.bfloat16), state)
+    step = torch.nn.functional.softplus(layer.dt_bias.double())
+    expected = torch.exp(-64 * step * layer.A_log.double().exp())[:, None, None]
+    torch.testing.assert_close(state.ssm.double(), expected.expand_as(state.ssm), rtol=1e-4, atol=0)
+
+
 def test_states():
     layer, x = randomise(layers.Mamba(8, state_size=4)), rows(3, 5, 8)
     state = layer.new_state(3)

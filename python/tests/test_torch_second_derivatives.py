@@ -22,7 +22,7 @@ SETTINGS = {
     "linear_attention": [{"feature_map": x} for x in ("elu1", "relu_sq", "exp", "softmax")] + [
         {"feature_map": "identity", "normalize": False}, {"causal": False}],
     "based": [{}, {"normalize": False}], "s4d": [{}, {"discretization": "bilinear"}],
-    "performer": [{"causal": x, "kernel": y} for x in (True, False) for y in ("softmax", "relu")],
+    "performer": [{"causal": x, "kernel": y} for x in (True, False) for y in ("softmax", "relu")] + [{"scale": -0.4}],
     "ssd": [{}, {"dt_softplus": True}, {"dt_limit": [0.2, 0.4]}], "selective_scan": [{}, {"delta_softplus": True}],
     "causal_conv1d": [{}, {"activation": "silu"}],
 }

@@ -140,6 +140,34 @@ def test_other_dtypes(name, dtype):
     assert_near(before, after, 0.05 if dtype.itemsize == 2 else 1e-5)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("gated", [False, True])
+def test_functions_of_mamba2_compute_in_float32(gated):
+    """Rows and parameters of bfloat16 beside a state of float32, as some models keep it."""
+    torch.manual_seed(0)
+    B, T, H, P, N = 2, 5, 3, 4, 6
+    sizes = {"x": (B, T, H, P), "dt": (B, T, H), "A": (H,), "B": (B, T, 1, N), "C": (B, T, 1, N), "D": (H,),
+             "bias": (H,), "z": (B, T, H, P), "state": (B, H, P, N)}
+    given = {name: torch.randn(size).to(torch.bfloat16) for name, size in sizes.items()}
+    given["A"] = -given["A"].abs()
+
+    def results(dtype):
+        x, dt, A, B, C, D, bias, z, state = (t.to(dtype) for t in given.values())
+        z = z if gated else None
+        chunks = _layers._ssd(
+            x, dt, A, B, C, 4, D=D, dt_bias=bias, dt_softplus=True, z=z, initial_states=state, return_final_states=True)
+        state = state.float()
+        in_head = [t[..., None].expand(*t.shape, P) for t in (dt[:, 0], D, bias)]
+        step = _layers._ssd_step(
+            state, x[:, 0], in_head[0], A[:, None, None].expand(H, P, N), B[:, 0], C[:, 0], *in_head[1:], True,
+            z[:, 0] if gated else None)
+        assert step.dtype == dtype
+        return *chunks, step, state
+
+    for wide, found in zip(results(torch.float32), results(torch.bfloat16), strict=True):
+        assert torch.equal(found, wide.to(found.dtype))
+
+
 def test_other_instances_stay_what_they_were():
     one, other = build("mamba2"), build("mamba2")
     layer = type(one.backbone.layers[0].mixer)

@@ -98,6 +98,25 @@ TEST(AttendDecay, ChunksAndSingleTokensHaveTheBitsOfTheWhole) {
   }
 }
 
+TEST(AttendDecay, OneHeadHasTheBitsOfForward) {
+  Context ctx(1);
+  const Buffer q = Normal(DType::kF32, {1, 100, 1, kDim}, 1), k = Normal(DType::kF32, {1, 100, 1, kDim}, 2);
+  const Buffer v = Normal(DType::kF32, {1, 100, 1, kValueDim}, 3), log_decay(DType::kF32, {1, 100, 1});
+  log_decay.FillConstant(-0.3);
+  KVCache::Options one;
+  one.batch = one.heads = one.log_decay_heads = 1;
+  one.dim = kDim;
+  one.value_dim = kValueDim;
+  KVCache cache(one);
+  cache.Append(k.view(), v.view(), {}, log_decay.view());
+  Options options = Causal();
+  options.invariant = true;
+  options.log_decay = log_decay.view();
+  const Result whole = ResultFor(q.view(), kValueDim);
+  Forward(ctx, {q.view(), k.view(), v.view()}, options, {whole.o.view(), whole.lse.view()});
+  ExpectRows(whole, 0, 100, AttendTo(ctx, cache.view(), q.view(), Causal()));
+}
+
 TEST(AttendDecay, TakesOtherOptions) {
   Context ctx(1);
   const Tokens x(DType::kF32);
