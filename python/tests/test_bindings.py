@@ -37,6 +37,16 @@ def test_places_of_arguments(function, names):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_each_required_argument_is_missed(name):
+    function, values = getattr(heed, name), values_of(name) or {}
+    required = [x for x in _core._mechanisms[name]["inputs"] if x not in _core._mechanisms[name]["optional"]]
+    for missing in required:
+        others = {key: values.get(key, np.zeros((2, 2), np.float32)) for key in required if key != missing}
+        with pytest.raises(TypeError, match=rf"^{name}\(\) missing required argument: '{missing}'"):
+            function(**others)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_operators_take_what_the_description_says(name):
     torch = pytest.importorskip("torch", reason="optional: PyTorch")
     import heed.torch
