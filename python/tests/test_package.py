@@ -3,18 +3,21 @@ import ast
 import importlib.metadata
 import importlib.util
 import inspect
+import os
 import pathlib
 import pydoc
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 
 import numpy as np
 import pytest
 from cli_program import ROOT
 
 import heed
+import heed.__main__
 from heed import _core
 from type_checker import check_types
 
@@ -313,6 +316,23 @@ def test_the_module_exports_nothing_but_its_entry():
     result = subprocess.run([nm, "--dynamic", "--defined-only", "--format=posix", _core.__file__],
                             check=True, capture_output=True, text=True)
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["PyInit__core"]
+
+
+@pytest.mark.parametrize("place", ["default", f"{os.name}_user"])
+def test_the_program_is_found_where_pip_puts_it(tmp_path, monkeypatch, capsys, place):
+    """Beside the interpreter's programs, or in the user's own folder (pip install --user); and nowhere else."""
+    started = []
+    monkeypatch.setattr(sysconfig, "get_path", lambda _, scheme="default": str(tmp_path / scheme))
+    monkeypatch.setattr(os, "execv", lambda program, arguments: started.append((program, arguments[1:])))
+    monkeypatch.setattr(subprocess, "call", lambda arguments: started.append((arguments[0], arguments[1:])) or 0)
+    monkeypatch.setattr(sys, "argv", ["heed", "info"])
+    name = "heed.exe" if os.name == "nt" else "heed"
+    for other in ("posix_home", place):
+        assert heed.__main__.main() == 1 and not started
+        assert str(tmp_path / place / name) in capsys.readouterr().err
+        (tmp_path / other).mkdir()
+        (tmp_path / other / name).touch()
+    assert heed.__main__.main() == 0 and started[0] == (str(tmp_path / place / name), ["info"])
 
 
 def test_alibi_slopes():
