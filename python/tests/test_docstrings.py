@@ -100,8 +100,13 @@ def test_examples_run(name):
     assert test.examples[-1].want, "an example ends in what it shows"
     report = []
     runner = doctest.DocTestRunner()
-    runner.run(test, out=report.append)
+    runner.run(test, out=report.append, clear_globs=False)
     assert runner.failures == 0, "".join(report)
+    for key, x in test.globs.items():  # decays shrink states, and steps go forward
+        if key == "A" or key.startswith("log_decay"):
+            assert (x <= 0).all()
+        if key in ("beta", "delta", "dt"):
+            assert (x >= 0).all()
 
 
 def test_every_function_and_cache_has_an_example():

@@ -320,7 +320,7 @@ def test_the_module_exports_nothing_but_its_entry():
 
 @pytest.mark.parametrize("place", ["default", f"{os.name}_user"])
 def test_the_program_is_found_where_pip_puts_it(tmp_path, monkeypatch, capsys, place):
-    """Beside the interpreter's programs, or in the user's own folder (pip install --user); and nowhere else."""
+    """It is beside the interpreter's programs, or in the user's own folder (pip install --user), and nowhere else."""
     started = []
     monkeypatch.setattr(sysconfig, "get_path", lambda _, scheme="default": str(tmp_path / scheme))
     monkeypatch.setattr(os, "execv", lambda program, arguments: started.append((program, arguments[1:])))

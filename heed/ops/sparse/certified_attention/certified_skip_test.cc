@@ -148,7 +148,7 @@ TEST(CertifiedSkip, BitsOfARowAreItsOwn) {
   }
 }
 
-// Where norms are large, the rounding of logits decides what is kept. With slopes each row has a norm of its own.
+// The rounding of logits decides what is kept if norms are large. With slopes each row has a norm of its own.
 TEST(CertifiedSkip, EqualRowsKeepTheSame) {
   for (const double norm : {1.0, 100.0}) {
     SCOPED_TRACE(norm);
