@@ -340,8 +340,9 @@ TEST(NsaTest, WorkspaceCountsWhatIsNotAskedFor) {
   attention::Options window;
   window.causal = true;
   window.window.left = f.options.window - 1;
-  const int64_t of_window = attention::BackwardWorkspace(ctx, {f.q.view(), f.k.view(), f.v.view(), {}, {}, {}, {}},
-                                                         window, {f.dq.view(), f.dk.view(), f.dv.view()});
+  const int64_t of_window =
+      attention::BackwardWorkspace(ctx, {f.q.view(), f.k.view(), f.v.view(), {}, {}, {}, {}}, window,
+                                   {f.dq.view(), f.dk.view(), f.dv.view(), {}, {}, {}, {}});
   EXPECT_GE(BackwardWorkspace(ctx, f.backward_inputs(), f.options, f.gradients()),
             rows * (2 * 24 + 16) * 4 + of_window);
 }
