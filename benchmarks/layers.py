@@ -26,6 +26,7 @@ import heed.torch.nn as layers
 
 WIDTH, TOKENS, BEFORE = 512, 1024, 512
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear"}
+OF_LAYERS = {"heed::gated_rows"}  # heed's own, but of norms and gates
 
 LAYERS = {
     "multihead": lambda: layers.MultiheadAttention(WIDTH, 8, causal=True),
@@ -54,7 +55,7 @@ class Calls(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if not self.inside:
             name = function._schema.name
-            ours = name.startswith("heed::") or name.removeprefix("aten::") in PRODUCTS
+            ours = (name.startswith("heed::") and name not in OF_LAYERS) or name.removeprefix("aten::") in PRODUCTS
             self.calls.append((function, args, kwargs or {}, ours))
         return function(*args, **kwargs or {})
 

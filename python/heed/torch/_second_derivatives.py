@@ -258,11 +258,11 @@ class Gradients:
             o, *states = _composed(mechanism, dict(zip(mechanism.names, arguments)))
             return o, *(x for x, state in zip(states, mechanism.states) if state.has_gradient)
 
-        found = dict(zip(wanted, _vjp(results, [given[i] for i in wanted], incoming)))
+        found = dict(zip(wanted, vjp(results, [given[i] for i in wanted], incoming)))
         return [found.get(i) for i in mechanism.differentiable]
 
 
-def _vjp(function: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], incoming: Sequence[Any]) -> tuple[Any, ...]:
+def vjp(function: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], incoming: Sequence[Any]) -> tuple[Any, ...]:
     """The gradients of a function's tensors, given those of its results, None for zeros."""
 
     def product(*tensors: Tensor) -> Tensor:

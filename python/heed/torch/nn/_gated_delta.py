@@ -90,4 +90,4 @@ class GatedDeltaNet(Layer):
                 *inputs, lengths=lengths, initial_state=state.S, return_state=True)
         if state is not None:
             state.lengths += x.shape[1] if lengths is None else lengths
-        return self.out_proj(self.norm(o, z.unflatten(-1, (group, V)).flatten(2, 3)).flatten(2))
+        return self.out_proj(self.norm(o.unflatten(2, (-1, group)), z.unflatten(-1, (group, V))).flatten(2))

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import heed.torch
+from heed.torch._gated_rows import gated_rows
 from heed.torch.nn._layer import GatedRMSNorm, Layer, State, check_choice, check_multiple, check_sizes, is_step, unit
 
 
@@ -23,7 +23,7 @@ class _Gate(NamedTuple):
 
 
 def _decay(x: Tensor) -> Tensor:
-    return F.logsigmoid(x) / 16
+    return gated_rows(None, x, activation="log_sigmoid", factor=1 / 16)
 
 
 _DECAY, _DECAYS, _BETA = _Gate("1", _decay), _Gate("K", _decay), _Gate("1", torch.sigmoid)

@@ -7,12 +7,12 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import heed.torch
 from heed import InvalidArgument
 from heed.torch import _dispatch
+from heed.torch._gated_rows import gated_rows
 
 
 class State:
@@ -163,13 +163,7 @@ def zero_state(weight: Tensor, *sizes: int) -> Tensor:
 
 def unit(x: Tensor) -> Tensor:
     """Rows of norm 1, nearly: as Gated DeltaNet has them."""
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
-
-
-def rms_norm(x: Tensor, eps: float) -> Tensor:
-    """x / rms(x) over the last axis, without a tensor of squares, which torch's own makes."""
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
-    return x * torch.rsqrt(norm * norm / x.shape[-1] + eps).to(x.dtype)
+    return gated_rows(x, norm="unit", eps=1e-6)
 
 
 class RMSNorm(nn.Module):
@@ -180,7 +174,7 @@ class RMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(size, device=device, dtype=dtype)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.eps) * self.weight
+        return gated_rows(x, weight=self.weight, norm="rms", eps=self.eps)
 
 
 def attended(state: Any, q: Tensor, lengths: Tensor | None, options: dict[str, Any]) -> Tensor:
@@ -231,10 +225,11 @@ class GatedRMSNorm(nn.Module):
         self.group, self.eps, self.gate_first = group or size, eps, gate_first
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        if self.gate_first:
-            x = x * F.silu(gate)
-        y = rms_norm(x.unflatten(-1, (-1, self.group)), self.eps).flatten(-2) * self.weight
-        return y if self.gate_first else y * F.silu(gate)
+        weight, groups = self.weight, len(self.weight) // self.group
+        if groups > 1:
+            x, gate, weight = (y.unflatten(-1, (groups, -1)) for y in (x, gate, weight))
+        y = gated_rows(x, gate, weight, norm="rms", gate_first=self.gate_first, eps=self.eps)
+        return y.flatten(-2) if groups > 1 else y
 
 
 class Residual(Layer):

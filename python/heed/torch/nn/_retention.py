@@ -7,12 +7,12 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import heed.torch
 from heed import InvalidArgument
-from heed.torch.nn._layer import Layer, State, check_multiple, check_sizes, is_step, rms_norm, zero_state
+from heed.torch._gated_rows import gated_rows
+from heed.torch.nn._layer import Layer, State, check_multiple, check_sizes, is_step, zero_state
 
 
 class MultiScaleRetention(Layer):
@@ -75,5 +75,5 @@ class MultiScaleRetention(Layer):
                 q, k, v, log_decay=self.log_decay, lengths=lengths, initial_state=state.S, return_state=True)
         if state is not None:
             state.lengths += x.shape[1] if lengths is None else lengths
-        o = rms_norm(o, self.eps).flatten(2)
-        return self.out_proj(F.silu(self.g_proj(x)) * o)
+        gate = self.g_proj(x).unflatten(-1, (self.num_heads, -1))
+        return self.out_proj(gated_rows(o, gate, norm="rms", eps=self.eps).flatten(2))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import heed.torch
+from heed.torch._gated_rows import gated_rows
 from heed.torch.nn import _families
 from heed.torch.nn._layer import Layer, State, check_sizes, is_step, under_autocast, wide, zero_state
 
@@ -79,4 +80,4 @@ class Rwkv4(Layer):
             every = torch.cat([first, x], 1)  # the token that is last now, be it the one from before
             state.tensors["shift"] = every[torch.arange(len(x)), counts]
             state.lengths += counts
-        return self.output(torch.sigmoid(r) * o)
+        return self.output(gated_rows(o, r, activation="sigmoid"))

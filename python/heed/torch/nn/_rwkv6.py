@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import heed.torch
+from heed.torch._gated_rows import gated_rows
 from heed.torch.nn import _families
 from heed.torch.nn._layer import Layer, State, check_multiple, check_sizes, is_step, under_autocast, wide, zero_state
 
@@ -103,4 +103,4 @@ class Rwkv6(Layer):
             state.tensors["shift"] = every[torch.arange(len(x)), counts]
             state.lengths += counts
         o = self.ln_x(o.flatten(2).flatten(0, 1)).unflatten(0, x.shape[:2])
-        return self.output(o * F.silu(self.gate(g)))
+        return self.output(gated_rows(o, self.gate(g)))

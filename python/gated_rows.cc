@@ -1,0 +1,93 @@
+// The functions behind PyTorch's operators heed::gated_rows and heed::gated_rows_backward.
+#include "python/gated_rows.h"
+
+#include <string>
+#include <vector>
+
+#include "heed/layers/gated_rows_internal.h"
+#include "python/arguments.h"
+#include "python/runtime.h"
+#include "python/tensor_caster.h"
+#include "python/torch_host.h"
+
+namespace heed::python {
+namespace {
+
+constexpr char kOp[] = "gated_rows";
+
+struct Call {
+  Arrays arrays;
+  layers::GatedRows in;
+  ConstTensorView dy;
+  TensorView y;
+  layers::GatedRowsGradients gradients;
+};
+using Words = std::vector<Keyword<Call>>;
+
+template <ConstTensorView layers::GatedRows::* kField>
+void ReadRows(Call& call, const Argument& a) {
+  call.in.*kField = call.arrays.Read(a, Kind::kFloat);
+}
+template <TensorView layers::GatedRowsGradients::* kField>
+void WriteGradient(Call& call, const Argument& a) {
+  call.gradients.*kField = call.arrays.Write(a, Kind::kFloat);
+}
+
+void ReadNorm(Call& call, const Argument& a) {
+  const std::string name = ToChoice(a, {"none", "rms", "unit"});
+  call.in.norm = name == "none"  ? layers::RowNorm::kNone
+                 : name == "rms" ? layers::RowNorm::kRms
+                                 : layers::RowNorm::kUnit;
+}
+void ReadActivation(Call& call, const Argument& a) {
+  const std::string name = ToChoice(a, {"silu", "sigmoid", "log_sigmoid"});
+  call.in.activation = name == "silu"      ? layers::RowGate::kSilu
+                       : name == "sigmoid" ? layers::RowGate::kSigmoid
+                                           : layers::RowGate::kLogSigmoid;
+}
+
+Words WordsOf(std::initializer_list<Keyword<Call>> before, std::initializer_list<Keyword<Call>> after) {
+  Words words = before;
+  words.insert(words.end(), {{"x", true, &ReadRows<&layers::GatedRows::x>},
+                             {"gate", true, &ReadRows<&layers::GatedRows::gate>},
+                             {"weight", true, &ReadRows<&layers::GatedRows::weight>},
+                             {"norm", false, &ReadNorm},
+                             {"activation", false, &ReadActivation},
+                             {"gate_first", false, [](Call& c, const Argument& a) { c.in.gate_first = ToBool(a); }},
+                             {"eps", false, [](Call& c, const Argument& a) { c.in.eps = ToFinite(a); }},
+                             {"factor", false, [](Call& c, const Argument& a) { c.in.factor = ToFinite(a); }}});
+  words.insert(words.end(), after);
+  return words;
+}
+
+void RunForward(const nb::args& args) {
+  static const Words words =
+      WordsOf({}, {{"y", false, [](Call& c, const Argument& a) { c.y = c.arrays.Write(a, Kind::kFloat); }}});
+  Call call;
+  call.arrays.AllowTorch();
+  Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);
+  Context& ctx = TorchContext(0);
+  Compute(kOp, [&] { layers::GatedRowsForward(ctx, call.in, call.y); });
+}
+
+void RunBackward(const nb::args& args) {
+  static const Words words = WordsOf({{"the gradient of the result", false,
+                                       [](Call& c, const Argument& a) { c.dy = c.arrays.Read(a, Kind::kFloat); }}},
+                                     {{"dx", true, &WriteGradient<&layers::GatedRowsGradients::dx>},
+                                      {"dgate", true, &WriteGradient<&layers::GatedRowsGradients::dgate>},
+                                      {"dweight", true, &WriteGradient<&layers::GatedRowsGradients::dweight>}});
+  Call call;
+  call.arrays.AllowTorch();
+  Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);
+  Context& ctx = TorchContext(0);
+  ComputeForTorch(kOp, [&] { layers::GatedRowsBackward(ctx, call.in, call.dy, call.gradients); });
+}
+
+}  // namespace
+
+void BindGatedRows(nb::module_& m) {
+  m.def("_torch_gated_rows", &RunForward);
+  m.def("_torch_gated_rows_backward", &RunBackward);
+}
+
+}  // namespace heed::python
