@@ -37,28 +37,30 @@ struct GateValue {
   V a, slope;
 };
 
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V GateOf(D d, RowGate gate, V g) {
-  if (gate == RowGate::kLogSigmoid) return hn::Neg(hs::Softplus(d, hn::Neg(g)));
+// The gate of a row at compile time.
+enum class Gate { kNone, kSilu, kSigmoid, kLogSigmoid };
+
+template <Gate kGate, class D, class V = hn::Vec<D>>
+HWY_INLINE V GateOf(D d, V g) {
+  if constexpr (kGate == Gate::kLogSigmoid) return hn::Neg(hs::Softplus(d, hn::Neg(g)));
   const V s = hs::Sigmoids(d, g).s;
-  return gate == RowGate::kSilu ? hn::Mul(g, s) : s;
+  return kGate == Gate::kSilu ? hn::Mul(g, s) : s;
 }
 
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE GateValue<V> GateAndSlope(D d, RowGate gate, V g) {
+template <Gate kGate, class D, class V = hn::Vec<D>>
+HWY_INLINE GateValue<V> GateAndSlope(D d, V g) {
   const hs::SigmoidPair<V> pair = hs::Sigmoids(d, g);
-  if (gate == RowGate::kLogSigmoid) return {hn::Neg(hs::Softplus(d, hn::Neg(g))), pair.complement};
-  if (gate == RowGate::kSilu) return {hn::Mul(g, pair.s), hs::SiluSlope(g, pair)};
+  if constexpr (kGate == Gate::kLogSigmoid) return {hn::Neg(hs::Softplus(d, hn::Neg(g))), pair.complement};
+  if constexpr (kGate == Gate::kSilu) return {hn::Mul(g, pair.s), hs::SiluSlope(g, pair)};
   return {pair.s, hn::Mul(pair.s, pair.complement)};
 }
 
-// Calls f(offset, count) for each vector of a row; count is less than its lanes for the last one only.
+// Calls f(offset, count) for each vector of a row; count is less than its lanes for the last one only. There is one
+// call, so that compilers inline it.
 template <class D, class F>
 HWY_INLINE void ForVectors(D d, size_t size, const F& f) {
   const size_t N = hn::Lanes(d);
-  size_t i = 0;
-  for (; i + N <= size; i += N) f(i, N);
-  if (i < size) f(i, size - i);
+  for (size_t i = 0; i < size; i += N) f(i, HWY_MIN(N, size - i));
 }
 
 // Elements beyond `count` are 0.
@@ -69,25 +71,23 @@ HWY_INLINE hn::Vec<D> Load(D d, const S* HWY_RESTRICT from, size_t count) {
 
 // 1 / sqrt(mean or sum of squares + eps)
 template <class T>
-HWY_INLINE T FactorOf(const GatedRows& in, double squares, size_t size) {
-  const double count = in.norm == RowNorm::kUnit ? 1 : static_cast<double>(size);
-  return static_cast<T>(1 / std::sqrt(squares / count + in.eps));
+HWY_INLINE T FactorOf(const GatedRows& in, T squares, T share_of_element) {
+  return 1 / std::sqrt((in.norm == RowNorm::kUnit ? squares : squares * share_of_element) + static_cast<T>(in.eps));
 }
 
-template <class T, class S>
+template <Gate kGate, class T, class S>
 void Forward(const GatedRows& in, const Row<T, S>& row) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
-  const bool has_norm = in.norm != RowNorm::kNone, gate_first = row.gate != nullptr && in.gate_first;
-  const bool gate_last = row.gate != nullptr && !in.gate_first;
+  const bool gate_first = kGate != Gate::kNone && in.gate_first, gate_last = kGate != Gate::kNone && !in.gate_first;
   const auto normed = [&](size_t i, size_t n) HWY_ATTR {
     const V x = row.x == nullptr ? hn::Set(d, T{1}) : Load(d, row.x + i, n);
-    return gate_first ? hn::Mul(x, GateOf(d, in.activation, Load(d, row.gate + i, n))) : x;
+    return gate_first ? hn::Mul(x, GateOf<kGate>(d, Load(d, row.gate + i, n))) : x;
   };
   V factor = hn::Set(d, static_cast<T>(in.factor));
   // Only y of the type of the arithmetic holds z without rounding it.
-  const bool is_kept = std::is_same_v<T, S> && has_norm && gate_first;
-  if (has_norm) {
+  const bool is_kept = std::is_same_v<T, S> && in.norm != RowNorm::kNone && gate_first;
+  if (in.norm != RowNorm::kNone) {
     V even = hn::Zero(d), odd = hn::Zero(d);
     ForVectors(d, row.size, [&](size_t i, size_t n) HWY_ATTR {
       const V z = normed(i, n);
@@ -96,23 +96,23 @@ void Forward(const GatedRows& in, const Row<T, S>& row) {
       even = odd;
       odd = sum;
     });
-    factor = hn::Set(d, FactorOf<T>(in, static_cast<double>(hn::ReduceSum(d, hn::Add(even, odd))), row.size));
+    factor = hn::Set(d, FactorOf(in, hn::ReduceSum(d, hn::Add(even, odd)), 1 / static_cast<T>(row.size)));
   }
   ForVectors(d, row.size, [&](size_t i, size_t n) HWY_ATTR {
     V y = hn::Mul(is_kept ? Load(d, row.y + i, n) : normed(i, n), factor);
     if (row.weight != nullptr) y = hn::Mul(y, Load(d, row.weight + i, n));
-    if (gate_last) y = hn::Mul(y, GateOf(d, in.activation, Load(d, row.gate + i, n)));
+    if (gate_last) y = hn::Mul(y, GateOf<kGate>(d, Load(d, row.gate + i, n)));
     hs::StoreRounded(d, y, row.y + i, n);
   });
 }
 
 // With z = x, or x a(g) if the gate is first, u = r z, and e = dy w, or dy w a(g) if it is not: dz = r (e - u <e, u> /
 // n), n = 1 for kUnit, and dz = r e without a norm.
-template <class T, class S>
+template <Gate kGate, class T, class S>
 void Backward(const GatedRows& in, const Row<T, S>& row) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
-  const bool gate_first = row.gate != nullptr && in.gate_first, gate_last = row.gate != nullptr && !in.gate_first;
+  const bool gate_first = kGate != Gate::kNone && in.gate_first, gate_last = kGate != Gate::kNone && !in.gate_first;
   const V one = hn::Set(d, T{1});
   const auto x_at = [&](size_t i, size_t n) HWY_ATTR { return row.x == nullptr ? one : Load(d, row.x + i, n); };
   const auto weighted = [&](size_t i, size_t n) HWY_ATTR {
@@ -124,23 +124,23 @@ void Backward(const GatedRows& in, const Row<T, S>& row) {
     V squares = hn::Zero(d), along = hn::Zero(d);
     ForVectors(d, row.size, [&](size_t i, size_t n) HWY_ATTR {
       V z = x_at(i, n), e = weighted(i, n);
-      if (row.gate != nullptr) {
+      if constexpr (kGate != Gate::kNone) {
         V& gated = gate_first ? z : e;
-        gated = hn::Mul(gated, GateOf(d, in.activation, Load(d, row.gate + i, n)));
+        gated = hn::Mul(gated, GateOf<kGate>(d, Load(d, row.gate + i, n)));
       }
       squares = hn::MulAdd(z, z, squares);
       along = hn::MulAdd(e, z, along);
     });
-    const T factor = FactorOf<T>(in, static_cast<double>(hn::ReduceSum(d, squares)), row.size);
-    const double count = in.norm == RowNorm::kUnit ? 1 : static_cast<double>(row.size);
+    const T share_of_element = 1 / static_cast<T>(row.size);
+    const T factor = FactorOf(in, hn::ReduceSum(d, squares), share_of_element);
+    const T of_all = factor * hn::ReduceSum(d, along);
     r = hn::Set(d, factor);
-    share =
-        hn::Set(d, static_cast<T>(static_cast<double>(factor) * static_cast<double>(hn::ReduceSum(d, along)) / count));
+    share = hn::Set(d, in.norm == RowNorm::kUnit ? of_all : of_all * share_of_element);
   }
   ForVectors(d, row.size, [&](size_t i, size_t n) HWY_ATTR {
     const V x = x_at(i, n), dyw = weighted(i, n);
     GateValue<V> gate = {one, one};
-    if (row.gate != nullptr) gate = GateAndSlope(d, in.activation, Load(d, row.gate + i, n));
+    if constexpr (kGate != Gate::kNone) gate = GateAndSlope<kGate>(d, Load(d, row.gate + i, n));
     const V u = hn::Mul(gate_first ? hn::Mul(x, gate.a) : x, r);
     const V e = gate_last ? hn::Mul(dyw, gate.a) : dyw;
     const V dz = hn::Mul(r, hn::NegMulAdd(u, share, e));
@@ -156,58 +156,80 @@ void Backward(const GatedRows& in, const Row<T, S>& row) {
   });
 }
 
-template <class S>
-HWY_INLINE S* At(const TensorView& t, const int64_t* index, int64_t column) {
-  if (!t.present()) return nullptr;
-  int64_t offset = column;
-  for (int axis = 0; axis + 1 < t.rank(); ++axis) offset += index[axis] * t.stride(axis);
-  return t.as<S>() + offset;
-}
-template <class S>
-HWY_INLINE const S* At(const ConstTensorView& t, const int64_t* index, int64_t column) {
-  if (!t.present()) return nullptr;
-  int64_t offset = column;
-  for (int axis = 0; axis + 1 < t.rank(); ++axis) offset += index[axis] * t.stride(axis);
-  return t.as<S>() + offset;
-}
+// Advances the places of rows in a tensor with them.
+template <class S, class View>
+struct Place {
+  using Pointer = std::conditional_t<std::is_same_v<View, TensorView>, S*, const S*>;
+  explicit Place(const View& t) : view(t), at(t.present() ? t.template as<S>() : nullptr) {}
+  void Move(int axis, int64_t count) {
+    if (at != nullptr) at += count * view.stride(axis);
+  }
+  Pointer From(int64_t column) const { return at == nullptr ? nullptr : at + column; }
 
-template <class T, class S>
+  const View& view;
+  Pointer at;
+};
+
+template <Gate kGate, class T, class S>
 void RunUnits(const GatedRowsCall& c, int64_t task, int64_t begin, int64_t end) {
   const ConstTensorView &like = c.like(), &weight = c.in.weight;
   const int last = like.rank() - 1;
   const int64_t width = like.size(last);
-  int64_t index[kMaxRank] = {};
+  const bool of_heads = weight.rank() == 2;
   T* partials = c.partials == nullptr ? nullptr : static_cast<T*>(c.partials) + task * weight.num_elements();
+  Place<S, ConstTensorView> x(c.in.x), gate(c.in.gate), dy(c.dy);
+  Place<S, TensorView> y(c.y), dx(c.out.dx), dgate(c.out.dgate);
+  int64_t index[kMaxRank] = {};
+  const auto move = [&](int axis, int64_t count) {
+    index[axis] += count;
+    for (auto* place : {&x, &gate, &dy}) place->Move(axis, count);
+    for (auto* place : {&y, &dx, &dgate}) place->Move(axis, count);
+  };
+  int64_t column = begin % c.units_of_row * c.columns;
+  for (int64_t axis = last - 1, rest = begin / c.units_of_row; axis >= 0; --axis) {
+    move(static_cast<int>(axis), rest % like.size(static_cast<int>(axis)));
+    rest /= like.size(static_cast<int>(axis));
+  }
   for (int64_t unit = begin; unit < end; ++unit) {
-    int64_t rest = unit / c.units_of_row;
-    const int64_t column = unit % c.units_of_row * c.columns;
-    for (int axis = last - 1; axis >= 0; --axis) {
-      index[axis] = rest % like.size(axis);
-      rest /= like.size(axis);
-    }
-    Row<T, S> row;
-    row.size = static_cast<size_t>(std::min(c.columns, width - column));
-    row.x = At<S>(c.in.x, index, column);
-    row.gate = At<S>(c.in.gate, index, column);
-    const int64_t head = weight.rank() == 2 ? index[last - 1] : 0;
-    row.weight = weight.present() ? weight.as<S>() + (weight.rank() == 2 ? head * weight.stride(0) : 0) : nullptr;
-    row.dweight = partials == nullptr ? nullptr : partials + head * width;
-    row.dy = At<S>(c.dy, index, column);
-    row.y = At<S>(c.y, index, column);
-    row.dx = At<S>(c.out.dx, index, column);
-    row.dgate = At<S>(c.out.dgate, index, column);
+    const int64_t head = of_heads ? index[last - 1] : 0;
+    const S* of_head = weight.present() ? weight.as<S>() + (of_heads ? head * weight.stride(0) : 0) : nullptr;
+    const Row<T, S> row = {x.From(column),
+                           gate.From(column),
+                           of_head,
+                           dy.From(column),
+                           y.From(column),
+                           dx.From(column),
+                           dgate.From(column),
+                           partials == nullptr ? nullptr : partials + head * width,
+                           static_cast<size_t>(std::min(c.columns, width - column))};
     if (row.dy == nullptr) {
-      Forward(c.in, row);
+      Forward<kGate>(c.in, row);
     } else {
-      Backward(c.in, row);
+      Backward<kGate>(c.in, row);
     }
+    column += c.columns;
+    if (column < width) continue;
+    column = 0;
+    int axis = last - 1;
+    for (; axis > 0 && index[axis] + 1 == like.size(axis); --axis) move(axis, -index[axis]);
+    if (axis >= 0) move(axis, 1);
+  }
+}
+
+template <class T, class S>
+void RunRows(const GatedRowsCall& c, int64_t task, int64_t begin, int64_t end) {
+  if (!c.in.gate.present()) return RunUnits<Gate::kNone, T, S>(c, task, begin, end);
+  switch (c.in.activation) {
+    case RowGate::kSilu: return RunUnits<Gate::kSilu, T, S>(c, task, begin, end);
+    case RowGate::kSigmoid: return RunUnits<Gate::kSigmoid, T, S>(c, task, begin, end);
+    case RowGate::kLogSigmoid: return RunUnits<Gate::kLogSigmoid, T, S>(c, task, begin, end);
   }
 }
 
 void RunOfTarget(const GatedRowsCall& c, int64_t task, int64_t begin, int64_t end) {
   const DType dtype = c.like().dtype();
-  if (dtype == DType::kF64) return RunUnits<double, double>(c, task, begin, end);
-  hs::WithStorage<float>(dtype, [&](auto of) HWY_ATTR { RunUnits<float, decltype(of)>(c, task, begin, end); });
+  if (dtype == DType::kF64) return RunRows<double, double>(c, task, begin, end);
+  hs::WithStorage<float>(dtype, [&](auto of) HWY_ATTR { RunRows<float, decltype(of)>(c, task, begin, end); });
 }
 
 GatedRowsKernel KernelOfTarget() { return &RunOfTarget; }
