@@ -26,7 +26,7 @@ import heed.torch.nn as layers
 
 WIDTH, TOKENS, BEFORE = 512, 1024, 512
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear"}
-OF_LAYERS = {"heed::gated_rows"}  # heed's own, but of norms and gates
+OF_LAYERS = {"heed::gated_rows", "heed::token_shift"}  # operators of heed that a layer adds to those
 
 LAYERS = {
     "multihead": lambda: layers.MultiheadAttention(WIDTH, 8, causal=True),

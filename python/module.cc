@@ -15,7 +15,7 @@
 #include "python/caches/kv_cache_py.h"
 #include "python/arguments.h"
 #include "python/docstring.h"
-#include "python/gated_rows.h"
+#include "python/layer_rows.h"
 #include "python/numpy_array.h"
 #include "python/positions.h"
 #include "python/runtime.h"
@@ -119,7 +119,7 @@ NB_MODULE(_core_of_any_interpreter, m) {
           .c_str());
   m.def("_add_attribute", &heed::python::AddAttribute);
   heed::python::BindPositions(m);
-  heed::python::BindGatedRows(m);
+  heed::python::BindLayerRows(m);
   heed::python::BindOrthogonalFeatures(m);
   heed::python::BindPatterns(m);
   heed::python::BindRuntime(m);

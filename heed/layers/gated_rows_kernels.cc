@@ -232,7 +232,7 @@ void RunOfTarget(const GatedRowsCall& c, int64_t task, int64_t begin, int64_t en
   hs::WithStorage<float>(dtype, [&](auto of) HWY_ATTR { RunRows<float, decltype(of)>(c, task, begin, end); });
 }
 
-GatedRowsKernel KernelOfTarget() { return &RunOfTarget; }
+GatedRowsKernel GatedRowsOfTarget() { return &RunOfTarget; }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::layers::HWY_NAMESPACE
@@ -240,9 +240,9 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace heed::layers {
-HEED_EXPORT(GatedRowsKernel, KernelOfTarget)
+HEED_EXPORT(GatedRowsKernel, GatedRowsOfTarget)
 
-GatedRowsKernel GatedRowsKernelFor(const Context& ctx) { return KernelOfTarget(ctx); }
+GatedRowsKernel GatedRowsKernelFor(const Context& ctx) { return GatedRowsOfTarget(ctx); }
 
 }  // namespace heed::layers
 #endif  // HWY_ONCE

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import heed.torch
-from heed.torch._gated_rows import gated_rows
+from heed.torch._layer_rows import gated_rows
 from heed.torch.nn._layer import GatedRMSNorm, Layer, State, check_choice, check_multiple, check_sizes, is_step, unit
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import heed.torch
 from heed import InvalidArgument
 from heed.torch import _dispatch
-from heed.torch._gated_rows import gated_rows
+from heed.torch._layer_rows import gated_rows
 
 
 class State:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import heed.torch
 from heed import InvalidArgument
-from heed.torch._gated_rows import gated_rows
+from heed.torch._layer_rows import gated_rows
 from heed.torch.nn._layer import Layer, State, check_multiple, check_sizes, is_step, zero_state
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import heed.torch
-from heed.torch._gated_rows import gated_rows
+from heed.torch._layer_rows import gated_rows, token_shift
 from heed.torch.nn import _families
 from heed.torch.nn._layer import Layer, State, check_sizes, is_step, under_autocast, wide, zero_state
 
@@ -60,10 +60,8 @@ class Rwkv4(Layer):
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
         x, lengths = self._check(x, state, State, lengths)
         x = under_autocast(x, self.time_mix_key)
-        first = torch.zeros_like(x[:, :1]) if state is None else state.shift[:, None]
-        before = torch.cat([first, x[:, :-1]], 1)
-        mixes = (self.time_mix_key, self.time_mix_value, self.time_mix_receptance)
-        k, v, r = (torch.lerp(before, x, mix) for mix in mixes)
+        mixes = torch.cat([self.time_mix_key, self.time_mix_value, self.time_mix_receptance]).flatten(1)
+        k, v, r = token_shift(x, None if state is None else state.shift, mixes)
         k, v, r = self.key(k), self.value(v), self.receptance(r)
         decay, bonus = -torch.exp(wide(self.time_decay)), wide(self.time_first)
         if state is None:
@@ -77,7 +75,7 @@ class Rwkv4(Layer):
                                               lengths=lengths)
             state.tensors.update(zip(("num", "den", "max"), carried))
             counts = torch.full((len(x),), x.shape[1]) if lengths is None else lengths
-            every = torch.cat([first, x], 1)  # the token that is last now, be it the one from before
+            every = torch.cat([state.shift[:, None], x], 1)  # the token that is last now, be it the one from before
             state.tensors["shift"] = every[torch.arange(len(x)), counts]
             state.lengths += counts
         return self.output(gated_rows(o, r, activation="sigmoid"))

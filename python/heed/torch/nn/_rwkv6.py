@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import heed.torch
-from heed.torch._gated_rows import gated_rows
+from heed.torch._layer_rows import gated_rows
 from heed.torch.nn import _families
 from heed.torch.nn._layer import Layer, State, check_multiple, check_sizes, is_step, under_autocast, wide, zero_state
 

@@ -1,4 +1,4 @@
-# Gated rows: the operator behind norms and gates of heed.torch.nn, against its composition, with all derivatives.
+# Gated rows and token shift, operators behind heed.torch.nn, against their compositions, with all derivatives.
 import itertools
 
 import pytest
@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from heed import InvalidArgument  # noqa: E402
-from heed.torch._gated_rows import composed, gated_rows  # noqa: E402
+from heed.torch._layer_rows import composed_gated_rows, composed_token_shift, gated_rows, token_shift  # noqa: E402
 
 NORMS, ACTIVATIONS = ("none", "rms", "unit"), ("silu", "sigmoid", "log_sigmoid")
 OPTIONS = {"eps": 0.2, "factor": 0.7}
@@ -34,7 +34,7 @@ def test_derivatives(norm, activation, gate_first):
         def function(*inputs):
             return gated_rows(*inputs, *(None,) * (3 - len(inputs)), **options)
 
-        y = composed(*given, norm, activation, gate_first, 0.2, 0.7)
+        y = composed_gated_rows(*given, norm, activation, gate_first, 0.2, 0.7)
         torch.testing.assert_close(function(*inputs), y, rtol=1e-13, atol=1e-13)
         assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True)
         assert torch.autograd.gradgradcheck(function, inputs)
@@ -46,7 +46,7 @@ def test_narrow_dtypes_are_rounded_once(dtype, tolerance):
         given = tensors(norm, activation, dtype, shape=(3, 4, 37), weight=(37,))
         wide = [x if x is None else x.detach().double().requires_grad_() for x in given]
         y = gated_rows(*given, norm=norm, activation=activation, gate_first=gate_first, **OPTIONS)
-        expected = composed(*wide, norm, activation, gate_first, 0.2, 0.7)
+        expected = composed_gated_rows(*wide, norm, activation, gate_first, 0.2, 0.7)
         assert y.dtype == dtype and y.is_contiguous()
         arriving = torch.randn_like(expected).to(dtype)
         ours = torch.autograd.grad(y, [x for x in given if x is not None], arriving)
@@ -68,7 +68,7 @@ def test_any_strides_shapes_and_dtypes():
     x, gate, weight = torch.randn(5, 3, 2), torch.randn(2, 5, 1), torch.randn(3).bfloat16()
     turned, repeated = x.movedim(0, -1)[:, :, :3].movedim(0, 1), gate.movedim(1, 1).expand(2, 5, 3)[:, :3]
     y = gated_rows(turned, repeated, weight, norm="rms")
-    torch.testing.assert_close(y, composed(turned, repeated, weight.float(), "rms", "silu", False, 0.0, 1.0))
+    torch.testing.assert_close(y, composed_gated_rows(turned, repeated, weight.float(), "rms", "silu", False, 0.0, 1.0))
     assert y.dtype == torch.float32
     for shape in ((0, 4), (3, 0), (2, 0, 4), (1,), (1, 1)):
         x = torch.randn(shape, requires_grad=True)
@@ -117,3 +117,34 @@ def test_errors_name_the_argument():
             ((x.int(),), {}, "gated_rows: x has dtype")):
         with pytest.raises(InvalidArgument, match=message):
             gated_rows(*given, **options)
+
+
+def test_token_shift():
+    x, first, mix = (torch.randn(*sizes, dtype=torch.float64, requires_grad=True)
+                     for sizes in ((2, 4, 5), (2, 5), (3, 5)))
+    for given in ((x, first, mix), (x, None, mix)):
+        inputs = [tensor for tensor in given if tensor is not None]
+
+        def function(x, *rest):
+            return token_shift(x, *rest) if len(rest) == 2 else token_shift(x, None, *rest)
+
+        y, expected = function(*inputs), composed_token_shift(*given)
+        torch.testing.assert_close(y, expected, rtol=1e-13, atol=1e-13)
+        assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(function, inputs)
+        torch.library.opcheck(torch.ops.heed.token_shift.default, given)
+        narrow = [None if tensor is None else tensor.detach().bfloat16() for tensor in given]
+        found = token_shift(*narrow)
+        assert found.dtype == torch.bfloat16
+        of_rounded = composed_token_shift(*(None if tensor is None else tensor.double() for tensor in narrow))
+        torch.testing.assert_close(found.double(), of_rounded, rtol=2**-8, atol=1e-6)
+    turned = torch.randn(2, 5, 4).transpose(1, 2)
+    mixes = torch.randn(3, 5)
+    torch.testing.assert_close(token_shift(turned, None, mixes), composed_token_shift(turned, None, mixes))
+    for shape in ((0, 4, 5), (2, 0, 5), (2, 4, 0)):
+        x, first = torch.randn(shape, requires_grad=True), torch.randn(shape[0], shape[2], requires_grad=True)
+        mix = torch.randn(2, shape[2], requires_grad=True)
+        token_shift(x, first, mix).sum().backward()
+        assert not (first.grad.any() or mix.grad.any())
+    with pytest.raises(InvalidArgument, match=r"token_shift: mix has shape \[3,4\], expected \[3,5\]"):
+        token_shift(turned, None, mixes[:, :4])

@@ -1,10 +1,12 @@
-// The functions behind PyTorch's operators heed::gated_rows and heed::gated_rows_backward.
-#include "python/gated_rows.h"
+// The functions behind PyTorch's operators heed::gated_rows and heed::token_shift, and their gradients.
+#include "python/layer_rows.h"
 
+#include <iterator>
 #include <string>
 #include <vector>
 
 #include "heed/layers/gated_rows_internal.h"
+#include "heed/layers/shifted_rows_internal.h"
 #include "python/arguments.h"
 #include "python/runtime.h"
 #include "python/tensor_caster.h"
@@ -83,11 +85,66 @@ void RunBackward(const nb::args& args) {
   ComputeForTorch(kOp, [&] { layers::GatedRowsBackward(ctx, call.in, call.dy, call.gradients); });
 }
 
+// Token shift.
+
+constexpr char kShift[] = "token_shift";
+
+struct ShiftCall {
+  Arrays arrays;
+  layers::ShiftedRows in;
+  ConstTensorView dy;
+  TensorView y;
+  layers::ShiftedRowsGradients gradients;
+};
+
+template <ConstTensorView layers::ShiftedRows::* kField>
+void ReadShifted(ShiftCall& call, const Argument& a) {
+  call.in.*kField = call.arrays.Read(a, Kind::kFloat);
+}
+template <TensorView layers::ShiftedRowsGradients::* kField>
+void WriteShifted(ShiftCall& call, const Argument& a) {
+  call.gradients.*kField = call.arrays.Write(a, Kind::kFloat);
+}
+constexpr Keyword<ShiftCall> kShiftResult = {
+    "y", false, [](ShiftCall& c, const Argument& a) { c.y = c.arrays.Write(a, Kind::kFloat); }};
+constexpr Keyword<ShiftCall> kShiftIncoming = {
+    "the gradient of the result", false,
+    [](ShiftCall& c, const Argument& a) { c.dy = c.arrays.Read(a, Kind::kFloat); }};
+constexpr Keyword<ShiftCall> kX = {"x", false, &ReadShifted<&layers::ShiftedRows::x>},
+                             kFirst = {"first", true, &ReadShifted<&layers::ShiftedRows::first>},
+                             kMix = {"mix", false, &ReadShifted<&layers::ShiftedRows::mix>};
+constexpr Keyword<ShiftCall> kShiftForward[] = {kX, kFirst, kMix, kShiftResult};
+constexpr Keyword<ShiftCall> kShiftBackward[] = {kShiftIncoming,
+                                                 kX,
+                                                 kFirst,
+                                                 kMix,
+                                                 {"dx", true, &WriteShifted<&layers::ShiftedRowsGradients::dx>},
+                                                 {"dfirst", true, &WriteShifted<&layers::ShiftedRowsGradients::dfirst>},
+                                                 {"dmix", true, &WriteShifted<&layers::ShiftedRowsGradients::dmix>}};
+
+void RunShift(const nb::args& args) {
+  ShiftCall call;
+  call.arrays.AllowTorch();
+  Read<ShiftCall>(kShift, kShiftForward, std::size(kShiftForward), args.ptr(), nullptr, call);
+  Context& ctx = TorchContext(0);
+  Compute(kShift, [&] { layers::ShiftedRowsForward(ctx, call.in, call.y); });
+}
+
+void RunShiftBackward(const nb::args& args) {
+  ShiftCall call;
+  call.arrays.AllowTorch();
+  Read<ShiftCall>(kShift, kShiftBackward, std::size(kShiftBackward), args.ptr(), nullptr, call);
+  Context& ctx = TorchContext(0);
+  ComputeForTorch(kShift, [&] { layers::ShiftedRowsBackward(ctx, call.in, call.dy, call.gradients); });
+}
+
 }  // namespace
 
-void BindGatedRows(nb::module_& m) {
+void BindLayerRows(nb::module_& m) {
   m.def("_torch_gated_rows", &RunForward);
   m.def("_torch_gated_rows_backward", &RunBackward);
+  m.def("_torch_token_shift", &RunShift);
+  m.def("_torch_token_shift_backward", &RunShiftBackward);
 }
 
 }  // namespace heed::python
