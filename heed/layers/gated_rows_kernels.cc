@@ -47,10 +47,13 @@ HWY_INLINE V GateOf(D d, V g) {
   return kGate == Gate::kSilu ? hn::Mul(g, s) : s;
 }
 
+// With `is_read` false, `a` may have any value.
 template <Gate kGate, class D, class V = hn::Vec<D>>
-HWY_INLINE GateValue<V> GateAndSlope(D d, V g) {
+HWY_INLINE GateValue<V> GateAndSlope(D d, V g, bool is_read) {
   const hs::SigmoidPair<V> pair = hs::Sigmoids(d, g);
-  if constexpr (kGate == Gate::kLogSigmoid) return {hn::Neg(hs::Softplus(d, hn::Neg(g))), pair.complement};
+  if constexpr (kGate == Gate::kLogSigmoid) {
+    return {is_read ? hn::Neg(hs::Softplus(d, hn::Neg(g))) : g, pair.complement};
+  }
   if constexpr (kGate == Gate::kSilu) return {hn::Mul(g, pair.s), hs::SiluSlope(g, pair)};
   return {pair.s, hn::Mul(pair.s, pair.complement)};
 }
@@ -69,6 +72,12 @@ HWY_INLINE hn::Vec<D> Load(D d, const S* HWY_RESTRICT from, size_t count) {
   return count == hn::Lanes(d) ? hs::LoadWide(d, from) : hs::LoadWideN(d, from, count);
 }
 
+// As Load, or ones for an absent row.
+template <class D, class S>
+HWY_INLINE hn::Vec<D> LoadOrOnes(D d, const S* HWY_RESTRICT from, size_t i, size_t count) {
+  return from == nullptr ? hn::Set(d, hn::TFromD<D>{1}) : Load(d, from + i, count);
+}
+
 // 1 / sqrt(mean or sum of squares + eps)
 template <class T>
 HWY_INLINE T FactorOf(const GatedRows& in, T squares, T share_of_element) {
@@ -81,7 +90,7 @@ void Forward(const GatedRows& in, const Row<T, S>& row) {
   using V = hn::Vec<decltype(d)>;
   const bool gate_first = kGate != Gate::kNone && in.gate_first, gate_last = kGate != Gate::kNone && !in.gate_first;
   const auto normed = [&](size_t i, size_t n) HWY_ATTR {
-    const V x = row.x == nullptr ? hn::Set(d, T{1}) : Load(d, row.x + i, n);
+    const V x = LoadOrOnes(d, row.x, i, n);
     return gate_first ? hn::Mul(x, GateOf<kGate>(d, Load(d, row.gate + i, n))) : x;
   };
   V factor = hn::Set(d, static_cast<T>(in.factor));
@@ -113,17 +122,12 @@ void Backward(const GatedRows& in, const Row<T, S>& row) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   const bool gate_first = kGate != Gate::kNone && in.gate_first, gate_last = kGate != Gate::kNone && !in.gate_first;
-  const V one = hn::Set(d, T{1});
-  const auto x_at = [&](size_t i, size_t n) HWY_ATTR { return row.x == nullptr ? one : Load(d, row.x + i, n); };
-  const auto weighted = [&](size_t i, size_t n) HWY_ATTR {
-    const V dy = Load(d, row.dy + i, n);
-    return row.weight == nullptr ? dy : hn::Mul(dy, Load(d, row.weight + i, n));
-  };
+  const bool is_gate_read = gate_first || row.dx != nullptr || row.dweight != nullptr || in.norm != RowNorm::kNone;
   V r = hn::Set(d, static_cast<T>(in.factor)), share = hn::Zero(d);
   if (in.norm != RowNorm::kNone) {
     V squares = hn::Zero(d), along = hn::Zero(d);
     ForVectors(d, row.size, [&](size_t i, size_t n) HWY_ATTR {
-      V z = x_at(i, n), e = weighted(i, n);
+      V z = LoadOrOnes(d, row.x, i, n), e = hn::Mul(Load(d, row.dy + i, n), LoadOrOnes(d, row.weight, i, n));
       if constexpr (kGate != Gate::kNone) {
         V& gated = gate_first ? z : e;
         gated = hn::Mul(gated, GateOf<kGate>(d, Load(d, row.gate + i, n)));
@@ -138,9 +142,10 @@ void Backward(const GatedRows& in, const Row<T, S>& row) {
     share = hn::Set(d, in.norm == RowNorm::kUnit ? of_all : of_all * share_of_element);
   }
   ForVectors(d, row.size, [&](size_t i, size_t n) HWY_ATTR {
-    const V x = x_at(i, n), dyw = weighted(i, n);
-    GateValue<V> gate = {one, one};
-    if constexpr (kGate != Gate::kNone) gate = GateAndSlope<kGate>(d, Load(d, row.gate + i, n));
+    const V x = LoadOrOnes(d, row.x, i, n), dy = Load(d, row.dy + i, n);
+    const V dyw = hn::Mul(dy, LoadOrOnes(d, row.weight, i, n));
+    GateValue<V> gate = {dy, dy};  // read only where there is a gate
+    if constexpr (kGate != Gate::kNone) gate = GateAndSlope<kGate>(d, Load(d, row.gate + i, n), is_gate_read);
     const V u = hn::Mul(gate_first ? hn::Mul(x, gate.a) : x, r);
     const V e = gate_last ? hn::Mul(dyw, gate.a) : dyw;
     const V dz = hn::Mul(r, hn::NegMulAdd(u, share, e));
@@ -150,7 +155,7 @@ void Backward(const GatedRows& in, const Row<T, S>& row) {
       hs::StoreRounded(d, hn::Mul(by, gate.slope), row.dgate + i, n);
     }
     if (row.dweight != nullptr) {
-      const V term = hn::Mul(Load(d, row.dy + i, n), gate_last ? hn::Mul(u, gate.a) : u);
+      const V term = hn::Mul(dy, gate_last ? hn::Mul(u, gate.a) : u);
       hs::StoreRounded(d, hn::Add(Load(d, row.dweight + i, n), term), row.dweight + i, n);
     }
   });

@@ -25,6 +25,19 @@ HWY_INLINE hn::Vec<D> Load(D d, const S* HWY_RESTRICT from, size_t i, size_t cou
   return count == hn::Lanes(d) ? hs::LoadWide(d, from + i) : hs::LoadWideN(d, from + i, count);
 }
 
+// y = before + mix .* (now - before)
+template <class T, class S>
+HWY_INLINE void MixRow(const S* HWY_RESTRICT now, const S* HWY_RESTRICT before, const S* HWY_RESTRICT mix, size_t size,
+                       S* HWY_RESTRICT y) {
+  const hn::ScalableTag<T> d;
+  const size_t N = hn::Lanes(d);
+  for (size_t i = 0; i < size; i += N) {
+    const size_t n = HWY_MIN(N, size - i);
+    const auto last = Load(d, before, i, n);
+    hs::StoreRounded(d, hn::MulAdd(Load(d, mix, i, n), hn::Sub(Load(d, now, i, n), last), last), y + i, n);
+  }
+}
+
 template <class T, class S>
 void RunRows(const ShiftedRowsCall& c, int64_t task, int64_t begin, int64_t end) {
   const hn::ScalableTag<T> d;
@@ -40,14 +53,9 @@ void RunRows(const ShiftedRowsCall& c, int64_t task, int64_t begin, int64_t end)
                       : c.in.first.present() ? c.in.first.as<S>() + b * c.in.first.stride(0)
                                              : nullptr;
     if (!c.dy.present()) {
-      S* y = c.y.as<S>() + b * c.y.stride(1) + t * c.y.stride(2);
-      for (size_t i = 0; i < size; i += N) {
-        const size_t n = HWY_MIN(N, size - i);
-        const V last = Load(d, before, i, n), change = hn::Sub(Load(d, now, i, n), last);
-        for (int64_t m = 0; m < M; ++m) {
-          const V share = Load(d, mix.as<S>() + m * mix.stride(0), i, n);
-          hs::StoreRounded(d, hn::MulAdd(share, change, last), y + m * c.y.stride(0) + i, n);
-        }
+      for (int64_t m = 0; m < M; ++m) {
+        S* y = c.y.as<S>() + m * c.y.stride(0) + b * c.y.stride(1) + t * c.y.stride(2);
+        MixRow<T>(now, before, mix.as<S>() + m * mix.stride(0), size, y);
       }
       continue;
     }

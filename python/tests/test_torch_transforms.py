@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import heed  # noqa: E402
 import heed.torch  # noqa: E402
+from heed.torch._layer_rows import gated_rows, token_shift  # noqa: E402
 
 SMALL = {"B": 2, "T": 9, "H": 1, "HV": 2, "K": 3, "V": 4}
 
@@ -49,6 +50,7 @@ def case(name):
         "attention": (lambda *x: heed.torch.attention(*x, causal=True, window=(3, 1)), [q, k, v]),
         "causal_conv1d": (lambda *x: heed.torch.causal_conv1d(*x, activation="silu"),
                           [normal(2, 3, 7), normal(3, 4), normal(3)]),
+        "gated_rows": (lambda *x: gated_rows(*x, norm="rms", eps=0.1), [q, normal(2, 5, 2, 4, seed=2), normal(4)]),
         "linformer": (heed.torch.linformer, [normal(2, 6, 1, 4), k, v, normal(3, 6), normal(3, 6, seed=4)]),
         "longformer": (lambda *x: heed.torch.longformer(*x, window=2, tokens=[1]),
                        [normal(2, 6, 2, 4), k, v, normal(2, 6, 2, 4, seed=4), normal(2, 6, 1, 4, seed=5),
@@ -61,13 +63,15 @@ def case(name):
                  normal(2, 4, 1, 3)]),
         "rotary": (lambda x: heed.torch.rotary(x, positions, interleaved=True), [q]),
         "t5_bias": (lambda x: heed.torch.t5_bias(x, 4, 6, bidirectional=True), [normal(8, 2)]),
+        "token_shift": (token_shift, [normal(2, 5, 3), normal(2, 3), normal(2, 3, seed=2)]),
     }[name]
 
 
-OPERATORS = [*NAMES, *scans.DESCRIPTIONS, "attention", "causal_conv1d", "linformer", "longformer", "merge_linear",
-             "nsa", "rotary", "t5_bias"]
+OPERATORS = [*NAMES, *scans.DESCRIPTIONS, "attention", "causal_conv1d", "gated_rows", "linformer", "longformer",
+             "merge_linear", "nsa", "rotary", "t5_bias", "token_shift"]
 LINEAR = ["rotary", "t5_bias"]  # whose derivative of forward mode is the operator itself
-TWICE = [*NAMES, *scans.DESCRIPTIONS, "attention", "causal_conv1d", "linformer"]  # which have second derivatives
+TWICE = [*NAMES, *scans.DESCRIPTIONS, "attention", "causal_conv1d", "gated_rows", "linformer",
+         "token_shift"]  # which have second derivatives
 
 
 def test_every_operator_is_here():
