@@ -72,7 +72,7 @@ HWY_INLINE hn::Vec<D> Load(D d, const S* HWY_RESTRICT from, size_t count) {
   return count == hn::Lanes(d) ? hs::LoadWide(d, from) : hs::LoadWideN(d, from, count);
 }
 
-// As Load, or ones for an absent row.
+// Loads as Load does, or ones for an absent row.
 template <class D, class S>
 HWY_INLINE hn::Vec<D> LoadOrOnes(D d, const S* HWY_RESTRICT from, size_t i, size_t count) {
   return from == nullptr ? hn::Set(d, hn::TFromD<D>{1}) : Load(d, from + i, count);
