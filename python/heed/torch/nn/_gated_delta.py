@@ -75,12 +75,9 @@ class GatedDeltaNet(Layer):
             (K, K, group * V, group * V), -1)
         b, a = (part.flatten(2)
                 for part in self.in_proj_ba(x).unflatten(-1, (self.num_key_heads, -1)).split((group, group), -1))
-        of_keys, of_values = self.num_key_heads * K, self.num_value_heads * V
-        rows, end = q.new_empty(*x.shape[:2], 2 * of_keys + of_values), 0
-        for part in (q, k, v):  # in place: torch.cat would copy each part twice
-            begin, end = end, end + part.shape[2] * part.shape[3]
-            rows[..., begin:end].unflatten(-1, part.shape[2:]).copy_(part)
-        rows = convolved(rows, self.conv1d.weight, None, state, lengths)
+        of_keys = self.num_key_heads * K
+        rows = convolved(torch.cat([part.flatten(2) for part in (q, k, v)], -1), self.conv1d.weight, None, state,
+                         lengths)
         q, k = unit(rows[..., :2 * of_keys].unflatten(-1, (-1, K))).chunk(2, 2)
         v = rows[..., 2 * of_keys:].unflatten(-1, (-1, V))
         beta, g = b.sigmoid(), -wide(self.A_log).exp() * F.softplus(wide(a) + self.dt_bias)

@@ -60,8 +60,11 @@ class Rwkv4(Layer):
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
         x, lengths = self._check(x, state, State, lengths)
         x = under_autocast(x, self.time_mix_key)
-        mixes = torch.cat([self.time_mix_key, self.time_mix_value, self.time_mix_receptance]).flatten(1)
-        k, v, r = token_shift(x, None if state is None else state.shift, mixes)
+        mixes = (self.time_mix_key, self.time_mix_value, self.time_mix_receptance)
+        if state is not None and is_step(x, lengths):  # the operator would take longer than these three
+            k, v, r = (torch.lerp(state.shift[:, None], x, mix) for mix in mixes)
+        else:
+            k, v, r = token_shift(x, None if state is None else state.shift, torch.cat(mixes).flatten(1))
         k, v, r = self.key(k), self.value(v), self.receptance(r)
         decay, bonus = -torch.exp(wide(self.time_decay)), wide(self.time_first)
         if state is None:
