@@ -298,6 +298,14 @@ def check_refusals():
     expect_refusal(bad, f"rank {last}", gla, **one, group=world())
     expect_refusal(bad, "gradient", gla, **{k: x.clone().requires_grad_(rank == last) for k, x in own.items()},
                    group=world())
+    one = own | {"k": own["k"][:, 1:]} if rank == last else own
+    expect_refusal(bad, "tokens", gla, **one, group=world())
+    one = own | {"q": own["q"][0]} if rank == last else own
+    expect_refusal(bad, "q has shape", gla, **one, group=world())
+    expect_refusal(bad, "lengths", gla, **own, group=world(), lengths=[64, 65])
+    packed = {key: x[:1] for key, x in own.items()}
+    for offsets in ([0, 40, 30, 64], [0, 63], [1, 64]):
+        expect_refusal(bad, "cu_seqlens", gla, **packed, group=world(), cu_seqlens=offsets)
     expect_refusal(bad, "ProcessGroup", gla, **own, group=3)
     expect_refusal(bad, "segment", gla, **own, group=world(), segment=0)
     expect_refusal(bad, "relay", gla, **own, relay=1)
@@ -314,6 +322,7 @@ def check_refusals():
     expect_refusal(TypeError, "group", heed.torch.efficient_attention, q, k, v, group=world())
     expect_refusal(bad, "order", distributed.shard, q, world(), order="spiral")
     expect_refusal(bad, "dim", distributed.shard, q, world(), dim=7)
+    assert attention(q, k, v, group=world(), align="bottom_right", dropout=0.0).shape == q.shape
     # Nothing was left behind: the next call is computed.
     whole = gla(**{key: torch.from_numpy(x) for key, x in values.items()})
     expect(gla(**own, group=world()), part(whole, 64), 1e-12, "after a refusal")

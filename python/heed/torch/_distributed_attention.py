@@ -26,13 +26,19 @@ _ALIKE = ("scale", "causal", "window", "sink_tokens", "prefix", "chunk", "key_le
           "precision", "invariant", "threads", "alibi", "sinks")
 _OF_ROWS = ("mask", "bias")  # of the rows of a rank, and all keys
 _ON_A_RING = ("scale", "causal", "window", "key_lengths", "softcap", "precision", "invariant", "threads")
+_DEFAULTS = {"align": "bottom_right", "dropout": 0.0, "dropout_offset": 0, "sink_tokens": 0, "precision": "highest"}
 _NOT_EXCHANGED = ("alibi", "sinks", "log_decay", *_OF_ROWS)  # which have an axis of heads, or rows
+
+
+def _is_default(option: str, value: Any) -> bool:
+    return not isinstance(value, Tensor) and option in _DEFAULTS and value == _DEFAULTS[option]
 
 
 def call(function: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, *, group: Any, method: str, order: str,
          return_lse: bool, **options: Any) -> Any:
     name = "attention"
     of = _group.Group(name, group)
+    options = {key: x for key, x in options.items() if x is not None and not _is_default(key, x)}
     counts = [count for count, in of.agree([_tokens(q)], lambda: _describe(q, k, v, method, order, options))]
     total = sum(counts)
     if order == "zigzag":
@@ -129,7 +135,7 @@ def _describe(q: Any, k: Any, v: Any, method: str, order: str, options: dict[str
         raise Unsupported(f"{name}: method is 'ring' with order='zigzag', expected order='contiguous'")
     known = _ON_A_RING if method == "ring" else (*_ALIKE, *_OF_ROWS, "log_decay")
     for option, value in options.items():
-        if value is not None and value is not False and option not in known:
+        if option not in known:
             how = "on a ring" if method == "ring" else "with a group"
             raise Unsupported(f"{name}: {option} is given {how}, which does not divide it among ranks")
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import heed
-from heed import Unsupported, _core
+from heed import InvalidArgument, Unsupported, _core
 from heed.torch import _group
 
 TEXT = """With group=, a ProcessGroup or a DeviceMesh of one dimension, each rank gives and receives its part of the
@@ -64,7 +64,8 @@ class _Plan:
         self.exists = [state.exists(settings) for state in mechanism.states]
         self.first_state = self.names.index(f"initial_{mechanism.states[0].name}")
         self.axes = [self.token_axis(i, x) for i, x in enumerate(arguments[: len(mechanism.inputs)])]
-        self.tokens = arguments[mechanism.output].shape[self.axes[mechanism.output]]
+        axis = self.axes[mechanism.output]
+        self.tokens = 0 if axis is None else arguments[mechanism.output].shape[axis]
         # A state beside the tail of a filter depends on that tail, so that it has no summary of its own (h3).
         tails = ["W - 1" in state.axes for state in mechanism.states]
         self.relay = relay or (any(tails) and not all(tails))
@@ -80,21 +81,31 @@ class _Plan:
         return axes.index("T") if "T" in axes else None
 
     def describe(self, arguments: Sequence[Any]) -> str:
+        name = self.mechanism.name
         if arguments[self.mechanism.output].device.type != "cpu":
-            raise Unsupported(f"{self.mechanism.name}: group is given, which computes on the CPU alone")
+            raise Unsupported(f"{name}: group is given, which computes on the CPU alone")
+        self.mechanism.check_ranks(arguments)
+        for of, x, axis in zip(self.names, arguments, self.axes):
+            if axis is not None and x.shape[axis] != self.tokens:
+                raise InvalidArgument(f"{name}: {of} has shape {list(x.shape)}, expected {self.tokens} tokens as in "
+                                      f"{self.names[self.mechanism.output]}")
         self.mechanism.forward(*self.of(arguments, Piece(0, 0, 0), 0, None))  # checks all but the number of tokens
         states = range(self.first_state, self.first_state + len(self.exists))
         kept = [i for i in range(len(arguments)) if i not in states]
 
-        def without(name: str, x: Tensor) -> int | None:
-            i = self.names.index(name)
+        def without(of: str, x: Tensor) -> int | None:
+            i = self.names.index(of)
             return self.axes[i] if i < len(self.axes) else None
 
         call = _group.described([self.names[i] for i in kept], [arguments[i] for i in kept], without)
-        return f"{self.mechanism.name}{call} segment={self.segment} heed {heed.__version__}"
+        return f"{name}{call} segment={self.segment} heed {heed.__version__}"
 
-    def set_counts(self, agreed: Sequence[Sequence[int]]) -> None:
+    def set_counts(self, agreed: Sequence[Sequence[int]], arguments: Sequence[Any]) -> None:
+        if not self.exists[0]:
+            raise Unsupported(f"{self.mechanism.name}: group is given with causal=False, expected None: all tokens see "
+                              "each other")
         counts = [tokens for tokens, _ in agreed]
+        self.check_numbers(arguments, sum(counts))
         rank = self.group.rank
         self.begin = sum(counts[:rank])
         self.pieces = cut(counts, self.segment, self.backwards)
@@ -103,6 +114,22 @@ class _Plan:
         first, self.last_rank = (self.group.size - 1, 0) if self.backwards else (0, self.group.size - 1)
         if agreed[first][1] and self.pieces[0].rank != first:
             raise Unsupported(f"{self.mechanism.name}: rank {first} has an initial_state and no tokens, expected some")
+
+    def check_numbers(self, arguments: Sequence[Any], total: int) -> None:
+        """Numbers of the whole, which are the same on every rank."""
+        for name in ("lengths", "starts", "cu_seqlens"):
+            x = arguments[self.names.index(name)]
+            if x is None or x.numel() == 0:
+                continue
+            low, high = int(x.min()), int(x.max())
+            expected = f"numbers from 0 to {total}"
+            bad = low < 0 or high > total
+            if name == "cu_seqlens":
+                expected = f"0 to {total} in ascending order"
+                bad |= int(x[0]) != 0 or int(x[-1]) != total or bool((x.diff() < 0).any())
+            if bad:
+                raise InvalidArgument(f"{self.mechanism.name}: {name} is {x.tolist()}, expected {expected}, the tokens "
+                                      "of all ranks")
 
     def of(
         self, arguments: Sequence[Any], piece: Piece, begin: int, states: Sequence[Tensor | None] | None
@@ -374,13 +401,9 @@ def call(
     name = mechanism.name
     of = _group.Group(name, group)
     arguments = mechanism.complete(tuple(arguments))
-    settings = {key: arguments[mechanism.names.index(key)] for key in mechanism.settings}
-    if settings.get("causal", True) is False:
-        raise Unsupported(f"{name}: group is given with causal=False, expected None: all tokens see each other")
-    mechanism.check_ranks(arguments)
     plan = _Plan(mechanism, of, arguments, relay, segment)
     initial = int(arguments[plan.first_state] is not None)
-    plan.set_counts(of.agree([plan.tokens, initial], lambda: plan.describe(arguments)))
+    plan.set_counts(of.agree([plan.tokens, initial], lambda: plan.describe(arguments)), arguments)
     o, *final = _Sequence.apply(plan, return_state == "all", *arguments)
     has = bool(final) and (return_state == "all" or of.rank == plan.last_rank)
     return o, (final if has else None)
