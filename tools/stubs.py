@@ -97,6 +97,7 @@ class OnTensors(ast.NodeTransformer):
             kept = [(a, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults) if a.arg != "out"]
             node.args.kwonlyargs, node.args.kw_defaults = [a for a, _ in kept], [d for _, d in kept]
         keywords = (self.signatures.ATTENTION_IN_A_GROUP if node.name == "attention"
+                    else self.signatures.CACHE_IN_A_GROUP if node.name == "attend" and self.divides
                     else self.signatures.STATES_IN_A_GROUP if node.name in self.with_states else ())
         for name, annotation, default in keywords:
             node.args.kwonlyargs.append(ast.arg(name, ast.parse(annotation, mode="eval").body))
@@ -114,6 +115,7 @@ class OnTensors(ast.NodeTransformer):
         inherited = [f for base in node.bases for f in functions_of(self.classes[ast.unparse(base)].body)]
         own = {getattr(x, "name", "") for x in node.body}
         node = copy.deepcopy(node)
+        self.divides = "append" in own | {f.name for f in inherited} and node.name != "NSACache"
         node.bases = [ast.parse(f"heed.{node.name}", mode="eval").body]
         node.body += [f for f in inherited if f.name not in own]
         node.body = [self.visit_FunctionDef(x) if isinstance(x, ast.FunctionDef) else x for x in node.body]

@@ -21,6 +21,7 @@ _ON_TENSORS = {"Array": "Tensor", "OutArray": "Tensor", "Result": "Tensor", "Par
 _GROUP = ("group", "ProcessGroup | DeviceMesh | None", None)
 ATTENTION_IN_A_GROUP = (_GROUP, ("method", "Literal['auto', 'all_gather', 'ulysses', 'ring']", "auto"),
                         ("order", "Literal['contiguous', 'zigzag']", "contiguous"))
+CACHE_IN_A_GROUP = (_GROUP,)
 STATES_IN_A_GROUP = (_GROUP, ("relay", "bool", False), ("segment", "int", 4096))
 
 

@@ -240,6 +240,36 @@ def compare_attention(tensors, d_o, options, order, dtype):
                    (list(options), order, dtype, method))
 
 
+def check_caches():
+    """Each rank's cache holds a part of the keys; one has none, and the last has those of the rows."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    generator = torch.Generator().manual_seed(9)
+    T, rows = 90, 5
+    borders = [0, 0, *(T * i // ranks for i in range(2, ranks)), T][: ranks] + [T]
+    k, v = (torch.randn(2, T, 2, 8, generator=generator) for _ in range(2))
+    q, sinks = torch.randn(2, rows, 4, 8, generator=generator), torch.rand(4, generator=generator)
+    for kind in (torch.float32, torch.bfloat16):
+        whole, own = (heed.torch.KVCache(2, 2, 8, dtype=kind) for _ in range(2))
+        for part_of in (slice(0, T - rows), slice(T - rows, T)):
+            whole.append(k[:, part_of].to(kind), v[:, part_of].to(kind))
+        borders_here = [borders[rank], *[T - rows] * (rank == ranks - 1), borders[rank + 1]]
+        for begin, end in zip(borders_here, borders_here[1:]):
+            own.append(*(x[:, begin:end].to(kind) for x in (k, v)))
+        for options in ({}, {"softcap": 4.0, "scale": 0.3}, {"sinks": sinks}):
+            expected, lse = whole.attend(q.to(kind), return_lse=True, **options)
+            o, of_all = own.attend(q.to(kind), return_lse=True, group=world(), **options)
+            expect(o, expected, FLOATS[kind], ("cache", kind, list(options)))
+            expect(of_all, lse, 2e-5, "lse of a cache")
+            out = torch.empty_like(o)
+            assert own.attend(q.to(kind), group=world(), out=out, **options) is out or torch.equal(out, o)
+    for cache, options in ((own, {"window": (3, 0)}), (heed.torch.RingKVCache(2, 2, 8, window=8), {})):
+        try:
+            cache.attend(q.to(kind), group=world(), **options)
+        except heed.Unsupported:
+            continue
+        raise AssertionError("a window of a divided cache was not refused")
+
+
 def check_shards():
     for shape, dim in (((2, 70, 3), 1), ((2, 70, 3), -2), ((500,), 0), ((2, 1, 3), 1)):
         x = torch.randn(shape, generator=torch.Generator().manual_seed(5)).requires_grad_()

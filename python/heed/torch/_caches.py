@@ -10,7 +10,7 @@ from torch import Tensor
 
 import heed
 from heed import InvalidArgument, _core, _signatures
-from heed.torch import _cache_operators, _dispatch
+from heed.torch import _cache_operators, _dispatch, _distributed_attention
 
 _DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -102,10 +102,15 @@ def _on_tensors(cls: Any) -> Any:
             _call(_core._append_torch, self, f"{name}.append", {"rows": rows}, {"lengths": lengths})
 
     def attend(self: Any, q: Tensor, *, return_lse: bool = False, return_bound: bool = False, out: Tensor | None = None,
-               **options: Any) -> Any:
+               group: Any = None, **options: Any) -> Any:
         if not isinstance(q, Tensor):
             raise InvalidArgument(f"{name}.attend: q is of type {type(q).__name__}, expected a tensor")
         _dispatch.check_bools(f"{name}.attend", return_lse=return_lse, return_bound=return_bound)
+        if group is not None:
+            options |= {"return_bound": True} if return_bound else {}
+            o, lse = _distributed_attention.attend_cache(self, f"{name}.attend", q, group, options)
+            o = o if out is None else _written(f"{name}.attend", out, o)
+            return (o, lse) if return_lse else o
         (q,), lse, bound = _under_autocast(self, q), None, None
         if _is_compiling():
             if return_bound is not False:
@@ -135,7 +140,9 @@ def _on_tensors(cls: Any) -> Any:
         method.__name__, method.__doc__ = of, _signatures.text_on_tensors(
             base if of == "__init__" else getattr(base, of))
         method.__qualname__ = f"{name}.{of}"
-        method.__signature__ = _signatures.of_tensors(getattr(base, of))
+        keywords = _signatures.CACHE_IN_A_GROUP if of == "attend" else ()
+        method.__signature__ = _signatures.of_tensors(getattr(base, of), keywords=keywords)
+        method.__doc__ += "\n\n" + _distributed_attention.TEXT_OF_CACHES if of == "attend" else ""
         setattr(cls, of, method)
     cls.__copy__ = cls.__deepcopy__ = fork
     for of in ("share", "import_pages"):
