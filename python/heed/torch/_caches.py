@@ -140,9 +140,11 @@ def _on_tensors(cls: Any) -> Any:
         method.__name__, method.__doc__ = of, _signatures.text_on_tensors(
             base if of == "__init__" else getattr(base, of))
         method.__qualname__ = f"{name}.{of}"
-        keywords = _signatures.CACHE_IN_A_GROUP if of == "attend" else ()
+        divided = of == "attend" and base is not heed.NSACache
+        keywords = _signatures.CACHE_IN_A_GROUP if divided else ()
         method.__signature__ = _signatures.of_tensors(getattr(base, of), keywords=keywords)
-        method.__doc__ += "\n\n" + _distributed_attention.TEXT_OF_CACHES if of == "attend" else ""
+        if divided:
+            method.__doc__ += "\n\n" + _distributed_attention.TEXT_OF_CACHES
         setattr(cls, of, method)
     cls.__copy__ = cls.__deepcopy__ = fork
     for of in ("share", "import_pages"):
