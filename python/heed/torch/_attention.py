@@ -21,7 +21,7 @@ def attention(
 ) -> Any:
     if return_lse.__class__ is not bool:
         _dispatch.check_bools("attention", return_lse=return_lse)
-    if not _IN_A_GROUP.keys().isdisjoint(keywords):
+    if [key for key in _IN_A_GROUP if key in keywords]:
         group = {key: keywords.pop(key, value) for key, value in _IN_A_GROUP.items()}
         _distributed_attention.check(group["method"], group["order"])
         if group["group"] is not None:

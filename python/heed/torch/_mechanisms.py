@@ -237,7 +237,7 @@ class _Mechanism:
 
     def group_options(self, options: dict[str, Any]) -> dict[str, Any] | None:
         """Takes what concerns a group out of the options; None without a group."""
-        if not self.states or _IN_A_GROUP.keys().isdisjoint(options):
+        if not self.states or not [key for key in _IN_A_GROUP if key in options]:
             return None
         given = {key: options.pop(key, value) for key, value in _IN_A_GROUP.items()}
         _dispatch.check_bools(self.name, relay=given["relay"])
