@@ -279,8 +279,12 @@ def check_shards():
             assert torch.equal(whole, x), (shape, order)
             gradient, = torch.autograd.grad(whole, own, torch.ones_like(x))
             assert bool((gradient == dist.get_world_size()).all()), "the loss is the sum of those of all ranks"
-    counts = [dist.get_rank() * 3 % 5 for _ in range(2)]
-    own = torch.full((2, counts[0], 2), float(dist.get_rank()))
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    q = torch.randn(1, 40, 2, 8, generator=torch.Generator().manual_seed(6))
+    own = distributed.shard(q, mesh)
+    o = heed.torch.attention(own, own, own, causal=True, group=mesh)
+    assert torch.equal(o, distributed.shard(heed.torch.attention(q, q, q, causal=True), mesh)), "a DeviceMesh"
+    own = torch.full((2, dist.get_rank() * 3 % 5, 2), float(dist.get_rank()))
     whole = distributed.unshard(own, world())
     assert whole.shape[1] == sum(rank * 3 % 5 for rank in range(dist.get_world_size()))
 
