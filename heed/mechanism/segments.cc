@@ -250,7 +250,7 @@ class Linear {
         if (stays.at[e] == 0) y.at[e] = own.at[e];
       } else {
         y.at[e] +=
-            kind == Kind::kRelative ? Factor(own_max_at(e / inner), after_.at[e / inner]) * own.at[e] : own.at[e];
+            kind == Kind::kRelative ? Factor(own_max_.at[e / inner], after_.at[e / inner]) * own.at[e] : own.at[e];
       }
     }
   }
@@ -259,8 +259,6 @@ class Linear {
   void set_own_max(Dense own) { own_max_ = std::move(own); }
 
  private:
-  double own_max_at(size_t g) const { return own_max_.at[g]; }
-
   const Table& table_;
   std::span<const TensorView> transition_;
   Dense of_state_, decays_, before_, after_, own_max_;
@@ -301,7 +299,7 @@ void CheckTransitions(const char* op, const char* what, const Table& table, cons
 // Memory for the views of a pass.
 class Constants {
  public:
-  // All elements are `value`; only the axes that `dense` names have strides.
+  // All elements are `value`; the axes that `shared` names have strides of 0.
   ConstTensorView Of(double value, DType dtype, const std::vector<int64_t>& sizes, std::string_view axes,
                      std::string_view shared) {
     std::vector<int64_t> strides(sizes.size());

@@ -21,7 +21,6 @@ from heed.torch import _dispatch, _second_derivatives, _sequence
 from heed.torch._functions import _bare_arguments, _without_gradient
 
 _TYPES = {bool: "bool", float: "float", str: "str", type(None): "str?", tuple: "float[]?"}
-_LISTS = ("lengths", "starts", "cu_seqlens")
 _IN_A_GROUP = {name: default for name, _, default in _signatures.STATES_IN_A_GROUP}
 
 
@@ -85,7 +84,7 @@ class _Mechanism:
         options = {key: (_TYPES[type(x)], x) for key, x in self.settings.items()}
         options |= {"scale": ("float?", None)} if description["scale"] else {}
         options |= {f"initial_{state.name}": ("Tensor?", None) for state in self.states}
-        options |= dict.fromkeys(_LISTS, ("Tensor?", None))
+        options |= dict.fromkeys(_sequence.NUMBERS, ("Tensor?", None))
         options |= {"reverse": ("bool", False)} if description["direction"] else {}
         options |= {"threads": ("int?", None)}
         more = [f"initial_{state.name}" for state in self.states[1:]]
@@ -252,7 +251,7 @@ class _Mechanism:
             value = options.pop(key, default)
             if isinstance(default, bool) and value.__class__ is not bool:
                 _dispatch.check_bools(self.name, **{key: value})
-            if key in _LISTS:
+            if key in _sequence.NUMBERS:
                 value = _dispatch.numbers(self.name, key, value, torch.int64)
             if key == "initial_state":
                 states = self.initial_states(value)

@@ -27,6 +27,7 @@ tokens, in the order of ranks; lengths, starts and cu_seqlens are those of the w
 (with reverse=True of the last rank); return_state=True returns the final state on the last rank and None on others,
 return_state="all" on every rank. States are composed at every `segment` tokens and at the borders of ranks; relay=True
 passes them from rank to rank instead. Gradients of tensors without tokens are this rank's part."""
+NUMBERS = ("lengths", "starts", "cu_seqlens")  # those of the whole sequence
 
 
 class Piece(NamedTuple):
@@ -117,7 +118,7 @@ class _Plan:
 
     def check_numbers(self, arguments: Sequence[Any], total: int) -> None:
         """Numbers of the whole, which are the same on every rank."""
-        for name in ("lengths", "starts", "cu_seqlens"):
+        for name in NUMBERS:
             x = arguments[self.names.index(name)]
             if x is None or x.numel() == 0:
                 continue
@@ -139,7 +140,7 @@ class _Plan:
         for i, axis in enumerate(self.axes):
             if axis is not None:
                 result[i] = arguments[i].narrow(axis, piece.begin - begin, piece.end - piece.begin)
-        for name in ("lengths", "starts", "cu_seqlens"):
+        for name in NUMBERS:
             at = self.names.index(name)
             if result[at] is not None:
                 result[at] = (result[at] - piece.begin).clamp(0, piece.end - piece.begin)
