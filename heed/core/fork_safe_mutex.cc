@@ -12,7 +12,7 @@ struct ForkSafeMutexes {
   std::mutex mutex;  // protects the members below
   ForkSafeMutex* newest = nullptr;
 
-  // The list is never destroyed: caches may outlive every static object.
+  // The list is never destroyed: caches may outlive every static object. It is made at load time, see below.
   static ForkSafeMutexes& Get() {
     static ForkSafeMutexes* const all = [] {
       os::AtFork(&Before, &InParent, &InChild);
@@ -42,6 +42,14 @@ struct ForkSafeMutexes {
     all.mutex.unlock();
   }
 };
+
+namespace {
+
+// A fork while another thread makes the list would leave the child without that thread and without a list. The list is
+// therefore made while the library is loaded, before it has threads.
+[[maybe_unused]] const ForkSafeMutexes& made_at_load_time = ForkSafeMutexes::Get();
+
+}  // namespace
 
 ForkSafeMutex::ForkSafeMutex() {
   ForkSafeMutexes& all = ForkSafeMutexes::Get();
