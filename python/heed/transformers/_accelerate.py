@@ -197,7 +197,9 @@ def _change_functions(report: Acceleration, path: str, layer: nn.Module, group: 
     return [] if replacement is None else [Change(layer, "forward", replacement)]
 
 
-def _change_method(report: Acceleration, path: str, layer: nn.Module, known: _layers.Method) -> list[Change]:
+def _change_method(
+    report: Acceleration, path: str, layer: nn.Module, known: _layers.Method, group: Any = None
+) -> list[Change]:
     """The change of a layer whose recurrence or sparse attention is the code of a method."""
     original = getattr(type(layer), known.name)
     reason = _why_not(layer, known.name, original, known.on_heed)
@@ -205,7 +207,8 @@ def _change_method(report: Acceleration, path: str, layer: nn.Module, known: _la
         report.left.append(Left(path, known.name, reason))
         return []
     report.replaced.append(Replaced(path, known.name, known.by, known.note))
-    return [Change(layer, known.name, report._dispatch(path, known.name, known.on_heed, original))]
+    on_heed = known.on_heed if group is None else functools.partial(known.on_heed, group=group)
+    return [Change(layer, known.name, report._dispatch(path, known.name, on_heed, original, group is not None))]
 
 
 def accelerate(
@@ -227,6 +230,15 @@ def accelerate(
 
     With strict=True a call that cannot be replaced, or a model in which there is none to replace, raises
     heed.Unsupported, and the model stays what it was.
+
+    With group=, a ProcessGroup or a DeviceMesh of one dimension, the model computes over sequences whose tokens are
+    divided among the ranks: each gives input_ids of its own tokens, in the order of ranks, and gets their logits.
+    Attention, recurrences and short convolutions receive what they need of other ranks. Positions are absolute: None,
+    or position_ids of the whole sequence. The label of a rank's last token is the first label of the next rank; the
+    loss is this rank's part of the mean over all labels, so that losses and gradients are summed over ranks. Llama and
+    most decoders like it, Mamba, Mamba-2 and hybrids; heed.Unsupported, on every rank and before anything is changed,
+    names the first module of another model that is not known to be divided. Refused by name in a call: padding, several
+    sequences in a row, caches and generation, dropout of attention, output_attentions, auxiliary losses.
 
         report = heed.transformers.accelerate(model)
         print(report)

@@ -24,13 +24,18 @@ import heed.torch
 from heed import InvalidArgument, Unsupported
 from heed.torch import _group
 from heed.transformers import _layers
-from heed.transformers._accelerate import Acceleration, Change, Replaced, _change_functions, _rebound
+from heed.transformers._accelerate import (Acceleration, Change, Replaced, _change_functions, _change_method,
+                                            _rebound)
 from heed.transformers._attention import _refused_options, _wants_weights
 
 # Folders of Transformers whose decoders are compared with one process.
 _FAMILIES = frozenset("""
-    bamba falcon_h1 falcon_mamba gemma gemma2 gpt_oss granite jamba kimi_linear lfm2 llama mamba mamba2 ministral mistral
-    mixtral nemotron_h olmo2 olmo_hybrid phi3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next smollm3 starcoder2 zamba2
+    afmoe apertus arcee bamba bitnet cohere cohere2 deepseek_v3 diffllama ernie4_5 exaone4 falcon_h1 falcon_mamba
+    flex_olmo gemma gemma2 gemma3 glm glm4 glm4_moe gpt_oss granite granitemoe granitemoehybrid granitemoeshared
+    helium hunyuan_v1_dense hy_v3 hyperclovax jais2 jamba kimi_linear lfm2 lfm2_moe llama mamba mamba2 minimax
+    minimax_m2 ministral ministral3 mistral mixtral nanochat nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe persimmon
+    phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5 qwen3_5_moe qwen3_moe qwen3_next seed_oss smollm3 solar_open
+    stablelm starcoder2 vaultgemma zamba zamba2
 """.split())
 # Modules that compute each token alone: of PyTorch by class, of these families by the end of the name.
 _POINTWISE = frozenset({nn.Linear, nn.Embedding, nn.Dropout, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.Sequential,
@@ -38,7 +43,7 @@ _POINTWISE = frozenset({nn.Linear, nn.Embedding, nn.Dropout, nn.LayerNorm, nn.RM
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 _POINTWISE_NAME = re.compile(r"(MLP|Norm|NormGated|RotaryEmbedding|WordEmbedding|Experts|Router|MoE|Block|DecoderLayer|"
                              r"HybridLayer|ForgetGate)$")
-_MASK_NAME = re.compile(r"create_\w*mask$")
+_MASK_NAME = re.compile(r"create_\w*mask")
 _IGNORED = -100  # the label of tokens without one
 
 
@@ -176,8 +181,9 @@ class _Model:
                                       f"{firsts[0] + begins[rank]}: positions are those of the whole sequence")
         if given.get("labels") is not None:
             ignored = given.get("ignore_index", _IGNORED)
-            if given.get("shift_labels") is None:
-                given["shift_labels"] = self.shift(given["labels"], ignored)
+            shifted = given.get("shift_labels")
+            # Losses view them, which parts of a tensor may not allow.
+            given["shift_labels"] = self.shift(given["labels"], ignored) if shifted is None else shifted.contiguous()
             if given.get("num_items_in_batch") is None:
                 given["num_items_in_batch"] = sum(labels)
         return given, _Call(counts, begins[self.group.rank])
@@ -210,43 +216,15 @@ def _given(signature: inspect.Signature, model: nn.Module, args: Sequence[Any], 
 
 def _checked(model: PreTrainedModel, given: Mapping[str, Any], first_rank: bool) -> tuple[list[int], str]:
     """The numbers that ranks exchange, tokens, first position and labels that count, and the text to compare."""
-    x, where = _rows(given), f"accelerate: {type(model).__name__}"
-    if not isinstance(x, Tensor) or x.dim() < 2:
-        kind = list(x.shape) if isinstance(x, Tensor) else f"type {type(x).__name__}"
-        raise InvalidArgument(f"{where}: input_ids has {'shape' * isinstance(x, Tensor)} {kind}, expected [B, T]")
-    if x.device.type != "cpu":
-        raise Unsupported(f"{where}: input_ids is on {x.device}, expected the CPU with a group")
-    for name in ("past_key_values", "cache_params", "state", "cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens", "seq_idx"):
-        if given.get(name) is not None:
-            raise Unsupported(f"{where}: {name} is given with a group, expected None")
-    for name in ("use_cache", "output_attentions", "output_router_logits"):
-        value = given.get(name)
-        if value is None and name != "use_cache":  # whose default is left out
-            value = getattr(model.config, name, None)
-        if value:
-            raise Unsupported(f"{where}: {name} is True with a group, expected False")
-    if given.get("is_causal", True) is False or getattr(model.config, "is_causal", True) is False:
-        raise Unsupported(f"{where}: is_causal is False with a group, expected causal attention")
-    mask = given.get("attention_mask")
-    if mask is not None and not (isinstance(mask, Tensor) and mask.shape == x.shape[:2] and bool((mask == 1).all())):
-        raise Unsupported(f"{where}: attention_mask is not 1 for each of {list(x.shape[:2])} tokens, expected that or "
-                          "None with a group: sequences of a batch have one length")
-    first, positions = 0, given.get("position_ids")
-    if positions is not None:
-        if positions.dim() != 2 or positions.shape[1] != x.shape[1]:
-            raise InvalidArgument(f"{where}: position_ids has shape {list(positions.shape)}, expected that of input_ids")
-        if bool((positions.diff(dim=1) != 1).any()) or bool((positions != positions[:1]).any()):
-            raise Unsupported(f"{where}: position_ids are several sequences or differ between rows, expected numbers "
-                              "that rise by one with a group")
-        first = int(positions[0, 0]) if positions.numel() else 0
-    labels = given.get("labels") if given.get("shift_labels") is None else given["shift_labels"]
+    where = f"accelerate: {type(model).__name__}"
+    x = _checked_rows(where, given)
+    _refuse_options(where, model, given)
+    _check_mask(where, given.get("attention_mask"), x)
+    first = _first_position(where, given.get("position_ids"))
     count = 0
     if given.get("labels") is not None:
-        _check_loss(model, where)
-        if labels.shape != x.shape[:2]:
-            raise InvalidArgument(f"{where}: labels has shape {list(labels.shape)}, expected {list(x.shape[:2])}")
-        counted = labels[:, 1:] if first_rank and given.get("shift_labels") is None else labels
-        count = int((counted != given.get("ignore_index", _IGNORED)).sum())
+        _check_loss(where, model)
+        count = _counted(given, first_rank)
     names = sorted(name for name, value in given.items() if isinstance(value, (Tensor, bool, int, float, str)))
 
     def without(name: str, value: Tensor) -> int | None:
@@ -257,9 +235,66 @@ def _checked(model: PreTrainedModel, given: Mapping[str, Any], first_rank: bool)
     return [x.shape[1], first, count], f"{type(model).__name__}{call} {modes} heed {heed.__version__}"
 
 
-def _check_loss(model: PreTrainedModel, where: str) -> None:
+def _checked_rows(where: str, given: Mapping[str, Any]) -> Tensor:
+    """Ids or embedded ids of this rank's tokens, which have the shapes of labels and positions."""
+    x = _rows(given)
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        raise InvalidArgument(f"{where}: input_ids {_kind(x)}, expected shape [B, T]")
+    if x.device.type != "cpu":
+        raise Unsupported(f"{where}: input_ids is on {x.device}, expected the CPU with a group")
+    for name in ("labels", "shift_labels", "position_ids"):
+        value, shapes = given.get(name), [list(x.shape[:2])]
+        if name == "position_ids":
+            shapes.append([1, x.shape[1]])
+        if value is not None and not (isinstance(value, Tensor) and list(value.shape) in shapes):
+            raise InvalidArgument(f"{where}: {name} {_kind(value)}, expected shape {shapes[0]}")
+    return x
+
+
+def _kind(x: Any) -> str:
+    return f"has shape {list(x.shape)}" if isinstance(x, Tensor) else f"is of type {type(x).__name__}"
+
+
+def _refuse_options(where: str, model: PreTrainedModel, given: Mapping[str, Any]) -> None:
+    for name in ("past_key_values", "cache_params", "state", "cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens", "seq_idx"):
+        if given.get(name) is not None:
+            raise Unsupported(f"{where}: {name} is given with a group, expected None")
+    for name in ("use_cache", "output_attentions", "output_router_logits"):
+        value = given.get(name)
+        if value is None and name != "use_cache":  # whose default a group replaces by False
+            value = getattr(model.config, name, None)
+        if value:
+            raise Unsupported(f"{where}: {name} is True with a group, expected False")
+    if given.get("is_causal", True) is False or getattr(model.config, "is_causal", True) is False:
+        raise Unsupported(f"{where}: is_causal is False with a group, expected causal attention")
+
+
+def _check_mask(where: str, mask: Any, x: Tensor) -> None:
+    if mask is not None and not (isinstance(mask, Tensor) and mask.shape == x.shape[:2] and bool((mask == 1).all())):
+        raise Unsupported(f"{where}: attention_mask is not 1 for each of {list(x.shape[:2])} tokens, expected that or "
+                          "None with a group: all sequences of a batch have one length")
+
+
+def _first_position(where: str, positions: Tensor | None) -> int:
+    if positions is None:
+        return 0
+    if bool((positions.diff(dim=1) != 1).any()) or bool((positions != positions[:1]).any()):
+        raise Unsupported(f"{where}: position_ids restart or differ between rows, expected numbers that rise by one "
+                          "with a group: one sequence in each row")
+    return int(positions[0, 0]) if positions.numel() else 0
+
+
+def _counted(given: Mapping[str, Any], first_rank: bool) -> int:
+    """The labels of this rank that some token predicts."""
+    shifted = given.get("shift_labels")
+    labels = given["labels"][:, int(first_rank):] if shifted is None else shifted
+    return int((labels != given.get("ignore_index", _IGNORED)).sum())
+
+
+def _check_loss(where: str, model: PreTrainedModel) -> None:
     if model.loss_function is not ForCausalLMLoss:
-        raise Unsupported(f"{where}: labels are given with a loss function of its own, expected a loss of the logits")
+        raise Unsupported(f"{where}: labels are given beside a loss function other than ForCausalLMLoss, expected "
+                          "None: compute the loss of the logits")
     if getattr(model.config, "z_loss_coefficient", 0):
         raise Unsupported(f"{where}: labels are given with z_loss_coefficient={model.config.z_loss_coefficient}, "
                           "expected 0 with a group")
@@ -296,12 +331,23 @@ def _why_not(module: nn.Module, parent_convolves: bool) -> str | None:
         return None
     if owner.__module__ == "transformers.activations":
         return None
-    if _family(owner) not in _FAMILIES or not _POINTWISE_NAME.search(owner.__name__):
+    family = _family(owner)
+    if family is not None and family not in _FAMILIES:
+        return f"is of the family {family!r}, expected one of {', '.join(sorted(_FAMILIES))}"
+    if family is None or not _POINTWISE_NAME.search(owner.__name__):
         return "is not known to compute each token alone"
     for kind in _rope_types(module):
         if kind in ("dynamic", "longrope"):
             return f"has rope_type={kind!r}, whose frequencies depend on the tokens of the call"
     return None
+
+
+def _mixes(owner: type, called: frozenset[str]) -> Callable | None:
+    """Makes the change of a recurrence or a short convolution; None of other modules."""
+    method = _layers.METHODS.get(owner.__name__)
+    if method is not None and method.divides:
+        return functools.partial(_change_method, known=method)
+    return None if called.isdisjoint(_layers.FUNCTIONS) else _change_functions
 
 
 def _changes(report: Acceleration, model: nn.Module, group: _group.Group) -> list[Change]:
@@ -318,10 +364,10 @@ def _changes(report: Acceleration, model: nn.Module, group: _group.Group) -> lis
         known = _family(owner) in _FAMILIES
         if known and isinstance(module, PreTrainedModel):
             if not owner.__name__.endswith(("ForCausalLM", "Model")):
-                raise Unsupported(f"{where}: its head mixes tokens, expected ...ForCausalLM or ...Model")
+                raise Unsupported(f"{where}: is not divided among ranks, expected a class ...ForCausalLM or ...Model")
             unknown = sorted(name for name in called if _MASK_NAME.match(name) and name not in _MASKS)
             if unknown:
-                raise Unsupported(f"{where}: {unknown[0]} is not divided among ranks")
+                raise Unsupported(f"{where}: is not divided among ranks: it calls {unknown[0]}")
             changes.append(Change(module, "forward", models.wrap(path, module)))
             if hasattr(module, "generate"):
                 changes.append(Change(module, "generate", _refuse_to_generate))
@@ -333,14 +379,14 @@ def _changes(report: Acceleration, model: nn.Module, group: _group.Group) -> lis
                 raise Unsupported(f"{where}: a decorator hides the code of forward")
             changes.append(Change(module, "forward", forward))
             report.replaced.append(Replaced(path, "forward", "attention"))
-        elif known and not called.isdisjoint(_layers.FUNCTIONS):
-            changes += _change_functions(report, path, module, group.group)
+        elif known and (mixes := _mixes(owner, called)):
+            changes += mixes(report, path, module, group=group.group)
             if report.left:
                 raise Unsupported(f"{where}: {report.left[0].call} {report.left[0].reason}")
             if "causal_conv1d_fn" in called:
                 convolves.add(path)
         elif (reason := _why_not(module, path.rpartition(".")[0] in convolves)) is not None:
-            raise Unsupported(f"{where}: {reason}, and is not divided among ranks")
+            raise Unsupported(f"{where}: is not divided among ranks: it {reason}")
     if not any(isinstance(change.layer, PreTrainedModel) for change in changes):
         raise Unsupported(f"accelerate: {type(model).__name__} is no model of Transformers, which a group needs")
     return changes

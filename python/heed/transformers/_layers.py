@@ -35,6 +35,7 @@ class Method(NamedTuple):
     on_heed: Callable
     by: str
     note: str = ""  # for the report
+    divides: bool = False  # as of functions
 
 
 def refuses(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
@@ -211,7 +212,8 @@ def _mlstm(self, query, key, value, igate, fgate, c_initial=None, n_initial=None
     return (o, (S, z, m[..., None])) if inference or return_last_states else o
 
 
-def _lightning(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **options):
+def _lightning(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, *, group=None,
+               **options):
     """MiniMaxLightningAttention.forward."""
     shape = (*hidden_states.shape[:2], self.num_attention_heads, 3 * self.head_dim)
     qkv = self.act_fn(self.qkv_proj(hidden_states))
@@ -220,7 +222,7 @@ def _lightning(self, hidden_states, position_embeddings, attention_mask, past_ke
     q, k, v = qkv.view(shape).split(self.head_dim, -1)
     state = None if past_key_values is None else past_key_values.get_linear_cache(self.layer_idx)
     o, state = heed.torch.lightning(q, k, v, -self.slope_rate.float().flatten(), scale=1.0, initial_state=_float(state),
-                                    return_state=True)
+                                    return_state=True, group=group)
     o = torch.sigmoid(self.output_gate(hidden_states)) * self.norm(o.flatten(2))
     if past_key_values is not None:
         past_key_values.set_linear_cache(self.layer_idx, state)
@@ -242,7 +244,6 @@ FUNCTIONS = {
 }
 
 
-
 def in_group(name: str, group: Any) -> Callable:
     """A function of FUNCTIONS for tokens that the ranks of a group hold in parts."""
     known = FUNCTIONS[name]
@@ -255,5 +256,5 @@ def in_group(name: str, group: Any) -> Callable:
 METHODS = {
     "xLSTMBackend": Method("forward", _mlstm, "mlstm"),
     "RecurrentGemmaRglru": Method("forward", _rg_lru, "rg_lru"),
-    "MiniMaxLightningAttention": Method("forward", _lightning, "lightning"),
+    "MiniMaxLightningAttention": Method("forward", _lightning, "lightning", divides=True),
 }
