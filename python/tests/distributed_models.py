@@ -9,7 +9,6 @@ import transformers
 from torch import nn
 
 import heed
-import heed.transformers
 from heed.transformers import accelerate
 
 LENGTH = 160
@@ -113,7 +112,7 @@ def check_arguments():
         {"input_ids": x, "labels": x, "shift_labels": shifted},
         {"input_ids": x, "labels": x, "num_items_in_batch": 77, "position_ids": positions},
         {"input_ids": x, "labels": x, "attention_mask": torch.ones_like(x), "position_ids": positions.expand(2, -1)},
-        {"inputs_embeds": embedded, "labels": x},
+        {"inputs_embeds": embedded, "labels": x}, {"input_ids": x[:1], "labels": x[:1]},
     ]
     mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
     divided = copy.deepcopy(model)
@@ -189,7 +188,7 @@ def check_calls_refused():
     expect_refusal(unsupported, "attention_mask", model, own, attention_mask=padded)
     packed = torch.arange(own.shape[1])[None].expand(2, -1).clone()
     if last > 0:
-        expect_refusal(bad, "position_ids of rank 1 begin at 0, expected 96", model, own, position_ids=packed)
+        expect_refusal(bad, f"position_ids of rank 1 begin at 0, expected {borders[1]}", model, own, position_ids=packed)
     packed[:, 5:] -= 5
     expect_refusal(unsupported, "restart", model, own, position_ids=packed)
     expect_refusal(bad, "labels has shape", model, own, labels=own[:, 1:])

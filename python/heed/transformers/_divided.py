@@ -131,8 +131,7 @@ class _Model:
             raise Unsupported(f"accelerate: {_named(path, model)}: a decorator hides the code of forward")
         signature = inspect.signature(original)
 
-        @functools.wraps(original)
-        def forward(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        def run(model: PreTrainedModel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             if self.call is not None:
                 return rebound(model, **self.arrange(signature, _given(signature, model, args, kwargs)))
             given, self.call = self.agree(signature, model, args, kwargs)
@@ -140,6 +139,12 @@ class _Model:
                 return rebound(model, **self.arrange(signature, given))
             finally:
                 self.call = None
+
+        @functools.wraps(original)
+        def forward(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+            # No compiler traces what ranks send each other.
+            call = torch._dynamo.disable(run) if torch.compiler.is_compiling() else run
+            return call(model, args, kwargs)
 
         return forward
 
