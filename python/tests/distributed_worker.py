@@ -394,6 +394,11 @@ def check_models():
         importlib.import_module("distributed_models").check()
 
 
+def check_every_family():
+    if importlib.util.find_spec("transformers"):
+        importlib.import_module("distributed_models").check_every_family()
+
+
 def check_death():
     """A rank that ends before its call: the others raise an error instead of waiting for ever."""
     if dist.get_rank() == dist.get_world_size() - 1:

@@ -42,7 +42,7 @@ def test_two_ranks_compute_what_one_process_does(check, tmp_path):
 
 @pytest.mark.parametrize("ranks", [1, 3, *MORE_RANKS])
 def test_other_numbers_of_ranks(ranks, tmp_path):
-    more = ",recurrences,states,scans,attention,refusals,models" if ranks in MORE_RANKS else ""
+    more = ",recurrences,states,scans,attention,refusals,models,every_family" if ranks in MORE_RANKS else ""
     run("bits,shards,few_tokens,caches" + more, ranks, tmp_path)
 
 

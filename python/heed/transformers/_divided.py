@@ -1,5 +1,5 @@
 # Models of Transformers over a sequence that the processes of a group hold in parts: accelerate(group=).
-"""What of a model mixes tokens, and what it calls instead.
+"""accelerate(group=) replaces everything in a model that mixes tokens.
 
 Attention, recurrences and short convolutions call heed with `group=`. Embeddings, norms, projections and experts work
 on each token alone and stay as they are. The `forward` of the model itself makes positions absolute, labels shifted
@@ -108,7 +108,7 @@ def _attention(
 
 
 class _Call(NamedTuple):
-    """What ranks have agreed on."""
+    """The result of an agreement between ranks."""
 
     counts: list[int]  # tokens of each rank
     begin: int  # tokens of earlier ranks
