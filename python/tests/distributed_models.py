@@ -213,8 +213,8 @@ def check_calls_refused():
 
 EVERY = {
     **tiny_models.DECODER, "head_dim": 8, "max_position_embeddings": 2 * LENGTH, "num_experts": 4,
-    "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
-    "sliding_window": 5, "attention_dropout": 0.0}
+    "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16, "sliding_window": 5, "attention_dropout": 0.0}
 SPECIAL = {
     **{name: family.config for name, family in {**recurrent_models.FAMILIES, **recurrent_models.MORE}.items()},
     "cohere2": tiny_models.FAMILIES["cohere2"].config, "deepseek_v3": tiny_models.FAMILIES["deepseek_v3"].config,
