@@ -84,6 +84,7 @@ def check_families():
     labels = labels_of(x)
     for name in (*LLAMA_LIKE, *HYBRIDS):
         model = build(name, **({"num_key_value_heads": 1} if name == "qwen3" else {}))  # keys are gathered
+        model.train(name == "mamba2")
         with accelerate(model):
             whole = run(model, input_ids=x, labels=labels)
         before = recurrent_models.attributes(model)
@@ -124,6 +125,10 @@ def check_arguments():
     with torch.no_grad():
         hidden = model.model(x).last_hidden_state
         near(divided.model(part(x, borders)).last_hidden_state, part(hidden, borders), "a model without its head")
+        exact = tiny_models.build("mistral", "sdpa", max_position_embeddings=2 * LENGTH).double()
+        logits = exact(x).logits
+        with accelerate(exact, group=world()):
+            near(exact(part(x, borders)).logits, part(logits, borders), "float64", 1e-13)
     model.train(), divided.train()
     for one in (model, divided):
         one.gradient_checkpointing_enable({"use_reentrant": False})
