@@ -192,7 +192,7 @@ def _change_functions(report: Acceleration, path: str, layer: nn.Module, group: 
     for name in on_heed:
         if replacement is None:
             report.left.append(Left(path, name, "a decorator hides the code of forward"))
-        else:
+        elif group is None or _layers.FUNCTIONS[name].divides:  # the others raise in a group
             report.replaced.append(Replaced(path, name, _layers.FUNCTIONS[name].by))
     return [] if replacement is None else [Change(layer, "forward", replacement)]
 
