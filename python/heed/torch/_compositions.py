@@ -82,12 +82,29 @@ class Scan:
     def _rest(self) -> tuple[Any, ...]:
         return self.lengths, None, None, self.reverse, self.threads
 
-    def gla(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, h: Any = None, S: Any = None) -> tuple[Tensor, Tensor]:
-        return _ops.gla.default(*(x.contiguous() for x in (q, k, v)), g, h, 1.0, S, *self._rest())
+    @property
+    def result(self) -> Any:
+        """The recurrences for a composition of which they are the last step, so that their values may be left out."""
+        return self
+
+    def gla(self, q: Tensor, k: Tensor, v: Tensor, g: Any, h: Any = None, S: Any = None) -> tuple[Tensor, Tensor]:
+        """`g` has a log decay per channel, or one per head, or is None."""
+        q, k, v = (x.contiguous() for x in (q, k, v))
+        if g is None:
+            return _ops.linear_attention.default(q, k, v, "identity", True, False, 0.0, 1.0, S, None,
+                                                 *self._rest())[:2]
+        if g.dim() == 3:
+            return _ops.simple_gla.default(q, k, v, g, 1.0, S, *self._rest())
+        return _ops.gla.default(q, k, v, g, h, 1.0, S, *self._rest())
 
     def rwkv7(self, r: Tensor, g: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, S: Any) -> tuple[Tensor, Tensor]:
         r, k, v, a, b = (x.contiguous() for x in (r, k, v, a, b))
         return _ops.rwkv7.default(r, g, k, v, a, b, 1.0, S, *self._rest())
+
+    def delta(self, q: Tensor, k: Tensor, w: Tensor, r: Tensor, g: Any, S: Any) -> tuple[Tensor, Tensor]:
+        """A delta rule, by rwkv7. `g` as for gla."""
+        g = torch.zeros_like(k) if g is None else g if g.dim() == 4 else g[..., None].expand(k.shape)
+        return self.rwkv7(q, g, k, w, torch.exp(g) * r, -k, S)
 
     def hgrn(self, x: Tensor, g: Tensor, h: Any) -> tuple[Tensor, Tensor]:
         return _ops.hgrn.default(x.contiguous(), g.contiguous(), h, *self._rest())
@@ -130,16 +147,14 @@ def read_key(S: Any, key: Tensor) -> Tensor:
 
 def _heads(x: Tensor, like: Tensor) -> Tensor:
     """Key heads, each repeated for the value heads that read it."""
-    return x.repeat_interleave(like.shape[2] // x.shape[2], 2)
+    count = like.shape[2] // x.shape[2]
+    return x if count == 1 else x.repeat_interleave(count, 2)
 
 
 def _channels(g: Tensor, like: Tensor) -> Tensor:
-    """[S, T, H], [H] or [H, K] as one log decay per token, head and channel."""
-    if g.dim() == 1:
-        g = g[:, None]
-    if g.dim() == 3:
-        g = g[..., None]
-    return at_most_0(g).expand(like.shape)
+    """[H, K] or [S, T, H, K] as a log decay per token, head and channel; [H] or [S, T, H] as one per token and head."""
+    g = at_most_0(g)
+    return g.expand(like.shape[:3] if g.dim() in (1, 3) else like.shape)
 
 
 def _scale(o: SimpleNamespace, K: int) -> float:
@@ -155,12 +170,12 @@ def _decayed(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tensor, ..
     if g is None:  # retention's
         g = torch.log1p(-(2.0 ** (-5 - torch.arange(t.v.shape[2], dtype=q.dtype, device=q.device))))
     h = getattr(t, "log_decay_v", None)
-    return o.scan.gla(q, k, t.v, _channels(g, k), None if h is None else at_most_0(h), S)
+    return o.scan.result.gla(q, k, t.v, _channels(g, k), None if h is None else at_most_0(h), S)
 
 
 def _hgrn2(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
     g = at_most_0(t.log_decay)
-    return o.scan.gla(_heads(t.q, t.i) * _scale(o, t.q.shape[-1]), -torch.expm1(g), t.i, g, None, S)
+    return o.scan.result.gla(_heads(t.q, t.i) * _scale(o, t.q.shape[-1]), -torch.expm1(g), t.i, g, None, S)
 
 
 def _rwkv56(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
@@ -176,7 +191,7 @@ def _sums(q: Tensor, k: Tensor, v: Tensor, states: Any, o: SimpleNamespace, caus
     S, z = states
     S = None if S is None else torch.cat([S, (torch.zeros_like(S[..., 0]) if z is None else z)[..., None]], -1)
     if causal:
-        read, S = o.scan.gla(q, k, v, torch.zeros_like(k), None, S)
+        read, S = o.scan.gla(q, k, v, None, None, S)
         return read[..., :-1], read[..., -1:], S[..., :-1], S[..., -1]
     S = torch.einsum("sthk,sthv->shkv", k * o.scan.is_valid(k), v)
     read = torch.einsum("sthk,shkv->sthv", q, S) * o.scan.is_valid(q)
@@ -196,6 +211,8 @@ _FEATURES = {
 def _linear_attention(t: SimpleNamespace, S: Any, z: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
     phi = _FEATURES[o.feature_map]
     q, k = _heads(phi(t.q), t.v) * (1 if o.scale is None else o.scale), _heads(phi(t.k), t.v)
+    if o.causal and not o.normalize and z is None:
+        return *o.scan.result.gla(q, k, t.v, None, None, S), None
     sums, product, S, z = _sums(q, k, t.v, (S, z), o, o.causal)
     return sums / (product + o.eps) * o.scan.is_valid(sums) if o.normalize else sums, S, z
 
@@ -283,12 +300,12 @@ def _delta(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tensor, ...]
     """S~ = diag(exp(g)) S; S += k (w - S~^T r)^T with r = beta erase key and w = beta write v."""
     q, k = _heads(t.q, t.v) * _scale(o, t.q.shape[-1]), _heads(t.k, t.v)
     key = _heads(t.p, t.v) if hasattr(t, "p") else k
-    g = _channels(t.log_decay, k) if getattr(t, "log_decay", None) is not None else torch.zeros_like(k)
+    g = None if getattr(t, "log_decay", None) is None else _channels(t.log_decay, k)
     beta = t.beta[..., None] if hasattr(t, "beta") else 1
     erase, write = (getattr(t, name, None) for name in ("erase", "write"))
     r = beta * key if erase is None else erase * key
     w = beta * t.v if write is None else write * t.v
-    return o.scan.rwkv7(q, g, k, w, torch.exp(g) * r, -k, S)
+    return o.scan.result.delta(q, k, w, r, g, S)
 
 
 def _delta_product(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:

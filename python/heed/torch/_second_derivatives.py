@@ -43,20 +43,30 @@ def _exp_first(scan: Scan, g: Any) -> Any:
     return torch.exp(scan.first(g))
 
 
-def _gla(scan: Scan, back: Scan, do: Tensor, dS: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, h: Any, S: Any):
-    columns = torch.zeros_like(v) if h is None else h
-    g_next, h_next = scan.next(g), None if h is None else scan.next(h)
-    dq, last = scan.gla(do, v, k, columns, g, None if S is None else S.mT)
-    dk, _ = back.gla(v, do, q, scan.next(columns), g_next, None if dS is None else dS.mT)
+def _gla(scan: Scan, back: Scan, do: Tensor, dS: Any, q: Tensor, k: Tensor, v: Tensor, g: Any, h: Any, S: Any):
+    columns = torch.zeros_like(v) if h is None and g is not None and g.dim() == 4 else h
+
+    def transposed(key_decays: Any, value_decays: Any) -> tuple[Any, Any]:
+        """The decays of S^T, of rows and columns: one per token and head decays either."""
+        return (key_decays, None) if columns is None else (value_decays, key_decays)
+
+    g_next, h_next, columns_next = (None if x is None else scan.next(x) for x in (g, h, columns))
+    dq, last = scan.gla(do, v, k, *transposed(g, columns), None if S is None else S.mT)
+    dk, _ = back.gla(v, do, q, *transposed(g_next, columns_next), None if dS is None else dS.mT)
     dv, D = back.gla(k, q, do, g_next, h_next, dS)
-    valid = scan.is_valid(g)
     end = 0 if dS is None else last.mT * dS
-    dg = (_from_the_end(q * dq - k * dk) + (0 if dS is None else end.sum(-1)[:, None])) * valid
-    D = _exp_first(scan, g)[..., None] * D
-    dh = None
+    dg = dh = None
+    if g is not None:
+        dg = q * dq - k * dk
+        of_end = 0 if dS is None else end.sum(-1)[:, None]
+        if g.dim() == 3:
+            dg, of_end = dg.sum(-1), 0 if dS is None else of_end.sum(-1)
+        dg = (_from_the_end(dg) + of_end) * scan.is_valid(g)
+        first = _exp_first(scan, g)
+        D = first[(..., *[None] * (D.dim() - first.dim()))] * D
     if h is not None:
         o, _ = scan.gla(q, k, v, g, h, S)
-        dh = (_from_the_end(o * do - v * dv) + (0 if dS is None else end.sum(-2)[:, None])) * valid
+        dh = (_from_the_end(o * do - v * dv) + (0 if dS is None else end.sum(-2)[:, None])) * scan.is_valid(h)
         D = D * _exp_first(scan, h)[..., None, :]
     return dq, dk, dv, dg, dh, D
 
@@ -94,11 +104,25 @@ def _hgrn(scan: Scan, back: Scan, do: Tensor, dh: Any, x: Tensor, g: Tensor, h: 
     return D, (states - x) * D * scan.is_valid(x), _exp_first(scan, g) * first
 
 
-_RECURRENCES = {"gla": _gla, "rwkv7": _rwkv7, "hgrn": _hgrn}
+_RECURRENCES = {"linear_attention": _gla, "simple_gla": _gla, "gla": _gla, "rwkv7": _rwkv7, "hgrn": _hgrn}
 
 
 def _plus(x: Any, y: Any) -> Any:
     return y if x is None else x if y is None else x + y
+
+
+def _times(x: Any, y: Any) -> Any:
+    return None if x is None or y is None else x * y
+
+
+def _sums_of_decays(scan: Scan, dg: Any) -> Any:
+    """The tangents of the logarithms of what a token has decayed since the first, None for zeros."""
+    return None if dg is None else (dg * scan.is_valid(dg)).cumsum(1)
+
+
+def _per_channel(c: Any) -> Any:
+    """Numbers of channels, or of heads, to be multiplied with channels."""
+    return c if c is None or c.dim() == 4 else c[..., None]
 
 
 def _sum_over_runs(runs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -106,37 +130,30 @@ def _sum_over_runs(runs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tenso
     return sum(reads[1:], reads[0]), sum(states[1:], states[0])
 
 
-def _along_gla(scan: Scan, of: Sequence[Any], q: Tensor, k: Tensor, v: Tensor, g: Tensor, h: Any, S: Any):
+def _along_gla(scan: Scan, of: Sequence[Any], q: Tensor, k: Tensor, v: Tensor, g: Any, h: Any, S: Any):
     dq, dk, dv, dg, dh, dS = of
-    c = None if dg is None else (dg * scan.is_valid(dg)).cumsum(1)
-    e = None if dh is None else (dh * scan.is_valid(dh)).cumsum(1)
-    # S' = C + diag(c) S + S diag(e), where C is a recurrence of gla.
-    q_along = _plus(dq, None if c is None else c * q)
-    k_along = _plus(dk, None if c is None else -c * k)
-    v_along = _plus(dv, None if e is None else -e * v)
-    # One recurrence of twice the channels has both states of v: S, read by q_along, and that of k_along, read by q.
-
-    def or_zeros(x: Any, like: Any) -> Any:
-        return torch.zeros_like(like) if x is None and like is not None else x
-
-    wide = None
-    if S is not None or dS is not None:
-        wide = torch.cat([or_zeros(S, dS), or_zeros(dS, S)], 2)
-    along, states = scan.gla(torch.cat([or_zeros(q_along, q), q], 3), torch.cat([k, or_zeros(k_along, k)], 3), v,
-                             torch.cat([g, g], 3), h, wide)
-    last, final = states.chunk(2, 2)
-    if v_along is not None:
-        o_along, of_values = scan.gla(q, k, v_along, g, h)
-        along, final = along + o_along, final + of_values
+    c, e = (_per_channel(_sums_of_decays(scan, x)) for x in (dg, dh))
+    # S' = C + diag(c) S + S diag(e), where C is a recurrence of gla with the writes k' v^T + k v'^T.
+    q_along, k_along = _plus(dq, _times(c, q)), _plus(dk, _times(c, -k))
+    v_along = _plus(dv, _times(e, -v))
+    writes = [(key, value) for key, value in ((k_along, v), (k, v_along)) if key is not None and value is not None]
+    runs = [scan.gla(q, key, value, g, h, dS if i == 0 else None)
+            for i, (key, value) in enumerate(writes or [(torch.zeros_like(k), v)])]
+    along, final = _sum_over_runs(runs)
+    if q_along is not None:
+        read, last = scan.gla(q_along, k, v, g, h, S)
+        along = along + read
+        final = final if c is None else final + c[:, -1, ..., None] * last
     if e is not None:
-        along, final = along + e * scan.gla(q, k, v, g, h, S)[0], final + last * e[:, -1, :, None, :]
-    return along, final if c is None else final + c[:, -1, ..., None] * last
+        read, last = scan.gla(q, k, v, g, h, S)
+        along, final = along + e * read, final + last * e[:, -1, :, None, :]
+    return along, final
 
 
 def _along_rwkv7(scan: Scan, of: Sequence[Any], r: Tensor, g: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor,
                  S: Any):
     dr, dg, dk, dv, da, db, dS = of
-    c = torch.zeros_like(g) if dg is None else (dg * scan.is_valid(dg)).cumsum(1)
+    c = torch.zeros_like(g) if dg is None else _sums_of_decays(scan, dg)
     before = scan.previous(c, torch.zeros_like(c[:, 0]))
     # S' = C + diag(c) S, where C has the transitions of S and four writes per token.
     r_along, k_along, b_along = _plus(dr, c * r), _plus(dk, -c * k), _plus(db, -c * b)
@@ -163,14 +180,21 @@ def _along_hgrn(scan: Scan, of: Sequence[Any], x: Tensor, g: Tensor, h: Any):
     return scan.hgrn(torch.zeros_like(x) if forcing is None else forcing, g, dh)
 
 
-_ALONG = {"gla": _along_gla, "rwkv7": _along_rwkv7, "hgrn": _along_hgrn}
+_ALONG = {"linear_attention": _along_gla, "simple_gla": _along_gla, "gla": _along_gla, "rwkv7": _along_rwkv7, "hgrn": _along_hgrn}
+
+
+_GLA = ("q", "k", "v", "log_decay", "log_decay_v", "initial_state")
+_TENSORS = {"linear_attention": _GLA, "simple_gla": _GLA, "gla": _GLA, "hgrn": ("x", "log_decay", "initial_state"),
+            "rwkv7": ("r", "log_decay", "k", "v", "a", "b", "initial_state")}
 
 
 def _is_plain(mechanism: Any, call: dict[str, Any]) -> bool:
     """Returns whether a call is one that compositions make, whose gradients have equations here."""
     if mechanism.name not in _RECURRENCES or any(call[x] is not None for x in _LISTS[1:]):
         return False
-    if call.get("scale", 1.0) != 1.0:
+    if call.get("scale", 1.0) != 1.0 or call.get("normalize") or not call.get("causal", True):
+        return False
+    if call.get("feature_map", "identity") != "identity":
         return False
     first = call[mechanism.inputs[0]]
     same = mechanism.name == "hgrn" or first.shape[2] == call["v"].shape[2]
@@ -178,8 +202,8 @@ def _is_plain(mechanism: Any, call: dict[str, Any]) -> bool:
 
 
 def _tensors_of(mechanism: Any, call: dict[str, Any]) -> list[Any]:
-    """The tensors of a plain call and its initial state."""
-    tensors = {name: call[name] for name in (*mechanism.inputs, "initial_state")}
+    """The tensors of a plain call and its initial state, in the order of the recurrence's equations."""
+    tensors = {name: call.get(name) for name in _TENSORS[mechanism.name]}
     for name in ("log_decay", "log_decay_v"):
         if tensors.get(name) is not None:
             tensors[name] = at_most_0(tensors[name])
@@ -245,7 +269,11 @@ class Gradients:
     def _by_equations(self, incoming: Sequence[Any], call: dict[str, Any]) -> tuple[Any, ...]:
         scan = Scan(call["lengths"], call["threads"])
         back = Scan(scan.lengths, scan.threads, reverse=True)
-        return _RECURRENCES[self.mechanism.name](scan, back, *incoming, *_tensors_of(self.mechanism, call))
+        names = _TENSORS[self.mechanism.name]
+        incoming = incoming[:2]  # what arrives at o and at the state
+        found = dict(zip(names, _RECURRENCES[self.mechanism.name](
+            scan, back, *incoming, *_tensors_of(self.mechanism, call))))
+        return [found.get(self.mechanism.names[i]) for i in self.mechanism.differentiable]
 
     def _by_the_chain_rule(self, incoming: Sequence[Any], given: Sequence[Any]) -> list[Any]:
         mechanism = self.mechanism
@@ -326,7 +354,7 @@ def tangents(mechanism: Any, of_arguments: Sequence[Any], arguments: Sequence[An
         raise Unsupported(f"{mechanism.name}: a forward derivative of torch.ops.heed.{mechanism.name} was asked for, "
                           f"which heed.torch.{mechanism.name} has")
     of = dict(zip(mechanism.names, of_arguments))
-    along, tensors = [of.get(name) for name in (*mechanism.inputs, "initial_state")], _tensors_of(mechanism, call)
+    along, tensors = [of.get(name) for name in _TENSORS[mechanism.name]], _tensors_of(mechanism, call)
     first = tensors[0]
     sequences = Sequences(*first.shape[:2], *(call[x] for x in _LISTS), call["reverse"], first.device)
 
@@ -336,7 +364,7 @@ def tangents(mechanism: Any, of_arguments: Sequence[Any], arguments: Sequence[An
 
     scan = Scan(sequences.lengths, call["threads"])
     o, state = _ALONG[mechanism.name](scan, in_order(along), *in_order(tensors))
-    return sequences.scatter(o), state
+    return sequences.scatter(o), state, *(state.new_empty(0) for _ in mechanism.states[1:])  # absent in a plain call
 
 
 def results(mechanism: Any, arguments: Sequence[Any]) -> Any:
