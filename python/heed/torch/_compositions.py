@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,33 +73,40 @@ class Sequences:
         return self._rows(x, self.inverse).unflatten(0, (self.batch, self.tokens))
 
 
+class Recurrence(NamedTuple):
+    """The last step of a composition, whose results are those of this method of Scan, with a scaled query."""
+
+    kind: str
+    tensors: tuple[Any, ...]
+    scale: float = 1.0
+
+
 class Scan:
     """The three recurrences over tokens in the order of processing, or `reverse` to it."""
 
     def __init__(self, lengths: Tensor | None, threads: Any, reverse: bool = False):
         self.lengths, self.threads, self.reverse = lengths, threads, reverse
 
-    def _rest(self) -> tuple[Any, ...]:
+    def reversed(self) -> Scan:
+        return Scan(self.lengths, self.threads, not self.reverse)
+
+    def rest(self) -> tuple[Any, ...]:
         return self.lengths, None, None, self.reverse, self.threads
 
-    @property
-    def result(self) -> Any:
-        """The recurrences for a composition of which they are the last step, so that their values may be left out."""
-        return self
-
-    def gla(self, q: Tensor, k: Tensor, v: Tensor, g: Any, h: Any = None, S: Any = None) -> tuple[Tensor, Tensor]:
+    def gla(self, q: Tensor, k: Tensor, v: Tensor, g: Any, h: Any = None, S: Any = None,
+            scale: float = 1.0) -> tuple[Tensor, Tensor]:
         """`g` has a log decay per channel, or one per head, or is None."""
         q, k, v = (x.contiguous() for x in (q, k, v))
         if g is None:
-            return _ops.linear_attention.default(q, k, v, "identity", True, False, 0.0, 1.0, S, None,
-                                                 *self._rest())[:2]
+            return _ops.linear_attention.default(q, k, v, "identity", True, False, 0.0, scale, S, None,
+                                                 *self.rest())[:2]
         if g.dim() == 3:
-            return _ops.simple_gla.default(q, k, v, g, 1.0, S, *self._rest())
-        return _ops.gla.default(q, k, v, g, h, 1.0, S, *self._rest())
+            return _ops.simple_gla.default(q, k, v, g, scale, S, *self.rest())
+        return _ops.gla.default(q, k, v, g, h, scale, S, *self.rest())
 
     def rwkv7(self, r: Tensor, g: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, S: Any) -> tuple[Tensor, Tensor]:
         r, k, v, a, b = (x.contiguous() for x in (r, k, v, a, b))
-        return _ops.rwkv7.default(r, g, k, v, a, b, 1.0, S, *self._rest())
+        return _ops.rwkv7.default(r, g, k, v, a, b, 1.0, S, *self.rest())
 
     def delta(self, q: Tensor, k: Tensor, w: Tensor, r: Tensor, g: Any, S: Any) -> tuple[Tensor, Tensor]:
         """A delta rule, by rwkv7. `g` as for gla."""
@@ -107,7 +114,7 @@ class Scan:
         return self.rwkv7(q, g, k, w, torch.exp(g) * r, -k, S)
 
     def hgrn(self, x: Tensor, g: Tensor, h: Any) -> tuple[Tensor, Tensor]:
-        return _ops.hgrn.default(x.contiguous(), g.contiguous(), h, *self._rest())
+        return _ops.hgrn.default(x.contiguous(), g.contiguous(), h, *self.rest())
 
     def is_valid(self, x: Tensor) -> Tensor:
         """1 for tokens of sequences, 0 behind them, to be multiplied with [S, T, ...]."""
@@ -153,8 +160,8 @@ def _heads(x: Tensor, like: Tensor) -> Tensor:
 
 def _channels(g: Tensor, like: Tensor) -> Tensor:
     """[H, K] or [S, T, H, K] as a log decay per token, head and channel; [H] or [S, T, H] as one per token and head."""
-    g = at_most_0(g)
-    return g.expand(like.shape[:3] if g.dim() in (1, 3) else like.shape)
+    shape = like.shape[:3] if g.dim() in (1, 3) else like.shape
+    return g if g.shape == shape else g.expand(shape)
 
 
 def _scale(o: SimpleNamespace, K: int) -> float:
@@ -164,18 +171,17 @@ def _scale(o: SimpleNamespace, K: int) -> float:
 # --- recurrences ------------------------------------------------------------------------------------------------------
 
 
-def _decayed(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
-    q, k = _heads(t.q, t.v) * _scale(o, t.q.shape[-1]), _heads(t.k, t.v)
+def _decayed(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> Recurrence:
+    q, k = _heads(t.q, t.v), _heads(t.k, t.v)
     g = t.log_decay
     if g is None:  # retention's
         g = torch.log1p(-(2.0 ** (-5 - torch.arange(t.v.shape[2], dtype=q.dtype, device=q.device))))
-    h = getattr(t, "log_decay_v", None)
-    return o.scan.result.gla(q, k, t.v, _channels(g, k), None if h is None else at_most_0(h), S)
+    return Recurrence("gla", (q, k, t.v, _channels(g, k), getattr(t, "log_decay_v", None), S), _scale(o, k.shape[-1]))
 
 
-def _hgrn2(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
+def _hgrn2(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> Recurrence:
     g = at_most_0(t.log_decay)
-    return o.scan.result.gla(_heads(t.q, t.i) * _scale(o, t.q.shape[-1]), -torch.expm1(g), t.i, g, None, S)
+    return Recurrence("gla", (_heads(t.q, t.i), -torch.expm1(g), t.i, g, None, S), _scale(o, g.shape[-1]))
 
 
 def _rwkv56(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
@@ -208,11 +214,12 @@ _FEATURES = {
 }
 
 
-def _linear_attention(t: SimpleNamespace, S: Any, z: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
+def _linear_attention(t: SimpleNamespace, S: Any, z: Any, o: SimpleNamespace) -> Any:
     phi = _FEATURES[o.feature_map]
-    q, k = _heads(phi(t.q), t.v) * (1 if o.scale is None else o.scale), _heads(phi(t.k), t.v)
+    q, k, scale = _heads(phi(t.q), t.v), _heads(phi(t.k), t.v), 1 if o.scale is None else o.scale
     if o.causal and not o.normalize and z is None:
-        return *o.scan.result.gla(q, k, t.v, None, None, S), None
+        return Recurrence("gla", (q, k, t.v, None, None, S), scale)
+    q = q * scale
     sums, product, S, z = _sums(q, k, t.v, (S, z), o, o.causal)
     return sums / (product + o.eps) * o.scan.is_valid(sums) if o.normalize else sums, S, z
 
@@ -300,12 +307,12 @@ def _delta(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tensor, ...]
     """S~ = diag(exp(g)) S; S += k (w - S~^T r)^T with r = beta erase key and w = beta write v."""
     q, k = _heads(t.q, t.v) * _scale(o, t.q.shape[-1]), _heads(t.k, t.v)
     key = _heads(t.p, t.v) if hasattr(t, "p") else k
-    g = None if getattr(t, "log_decay", None) is None else _channels(t.log_decay, k)
+    g = None if getattr(t, "log_decay", None) is None else _channels(at_most_0(t.log_decay), k)
     beta = t.beta[..., None] if hasattr(t, "beta") else 1
     erase, write = (getattr(t, name, None) for name in ("erase", "write"))
     r = beta * key if erase is None else erase * key
     w = beta * t.v if write is None else write * t.v
-    return o.scan.result.delta(q, k, w, r, g, S)
+    return o.scan.delta(q, k, w, r, g, S)
 
 
 def _delta_product(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:

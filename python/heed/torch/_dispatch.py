@@ -190,6 +190,11 @@ def in_forward_mode() -> bool:
     return _forward_ad._current_level >= 0
 
 
+def is_plain_memory(*tensors: Tensor) -> bool:
+    """Returns whether tensors belong to no transform of torch.func, so that one may be changed."""
+    return not any(map(_is_wrapped, tensors))
+
+
 def pattern_key(pattern: Any) -> str:
     """The string that represents a pattern of heed.patterns in a schema."""
     return _core._pattern_key(pattern)

@@ -2,21 +2,13 @@
 """Second derivatives of mechanisms.
 
 A mechanism's backward operator is, for PyTorch, one more function. `of_gradients` gives its derivatives in reverse
-mode: it differentiates in reverse what forward mode computes along the mechanism's composition (`_compositions.py`).
-`Gradients` gives them in forward mode: the same gradients are written as a composition, by the chain rule, and those of
-the three recurrences that compositions consist of by the equations below, in which every sum over tokens is one of
-these recurrences again. With D_t, the gradient of S_t, as in the README of each mechanism:
+mode. Where a mechanism's composition (`_compositions.py`) ends in a recurrence that has equations for this
+(`_recurrences.py`), they are used; otherwise it differentiates in reverse what forward mode computes along the
+composition. `Gradients` gives them in forward mode: the same gradients are written as a composition, by the chain rule,
+and those of the recurrences that compositions consist of by their equations.
 
-  gla     D_t = q_t do_t^T + diag(exp(g_{t+1})) D_{t+1} diag(exp(h_{t+1}))            from the last token to the first
-          dq_t = S_t do_t,  dk_t = D_t v_t,  dv_t = D_t^T k_t
-          dg_t = sum_{s >= t} (q_s dq_s - k_s dk_s) + rowsum(S_T D_T), and likewise dh
-  rwkv7   D_t = r_t do_t^T + diag(exp(g_{t+1})) D_{t+1} + a_{t+1} (D_{t+1}^T b_{t+1})^T
-          with x_t = S_{t-1}^T a_t and e_t = D_t^T b_t, S and D are recurrences of gla with two writes per token:
-          S of k v^T and b x^T, D of r do^T and a_{t+1} e_{t+1}^T
-  hgrn    D_t = do_t + exp(g_{t+1}) D_{t+1},  dx_t = D_t,  dg_t = (h_t - x_t) D_t
-
-Memory is linear in the number of tokens. In forward mode a call is its composition, and the three
-recurrences have equations of their own for it.
+Memory is linear in the number of tokens. In forward mode a call is its composition, and the recurrences have equations
+of their own for it.
 """
 
 from __future__ import annotations
@@ -27,170 +19,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from heed import Unsupported
-from heed.torch._compositions import COMPOSITIONS, Scan, Sequences, at_most_0, read_key
+from heed.torch._compositions import COMPOSITIONS, Recurrence, Scan, Sequences, at_most_0
+from heed.torch._dispatch import in_forward_mode
+from heed.torch._recurrences import ALONG, GRADIENTS, TENSORS, TWICE
 
 _LISTS = ("lengths", "starts", "cu_seqlens")
 
 
-def _from_the_end(x: Tensor) -> Tensor:
-    """sum_{s >= t} x_s."""
-    return x.flip(1).cumsum(1).flip(1)
-
-
-def _exp_first(scan: Scan, g: Any) -> Any:
-    return torch.exp(scan.first(g))
-
-
-def _gla(scan: Scan, back: Scan, do: Tensor, dS: Any, q: Tensor, k: Tensor, v: Tensor, g: Any, h: Any, S: Any):
-    columns = torch.zeros_like(v) if h is None and g is not None and g.dim() == 4 else h
-
-    def transposed(key_decays: Any, value_decays: Any) -> tuple[Any, Any]:
-        """The decays of S^T, of rows and columns: one per token and head decays either."""
-        return (key_decays, None) if columns is None else (value_decays, key_decays)
-
-    g_next, h_next, columns_next = (None if x is None else scan.next(x) for x in (g, h, columns))
-    dq, last = scan.gla(do, v, k, *transposed(g, columns), None if S is None else S.mT)
-    dk, _ = back.gla(v, do, q, *transposed(g_next, columns_next), None if dS is None else dS.mT)
-    dv, D = back.gla(k, q, do, g_next, h_next, dS)
-    end = 0 if dS is None else last.mT * dS
-    dg = dh = None
-    if g is not None:
-        dg = q * dq - k * dk
-        of_end = 0 if dS is None else end.sum(-1)[:, None]
-        if g.dim() == 3:
-            dg, of_end = dg.sum(-1), 0 if dS is None else of_end.sum(-1)
-        dg = (_from_the_end(dg) + of_end) * scan.is_valid(g)
-        first = _exp_first(scan, g)
-        D = first[(..., *[None] * (D.dim() - first.dim()))] * D
-    if h is not None:
-        o, _ = scan.gla(q, k, v, g, h, S)
-        dh = (_from_the_end(o * do - v * dv) + (0 if dS is None else end.sum(-2)[:, None])) * scan.is_valid(h)
-        D = D * _exp_first(scan, h)[..., None, :]
-    return dq, dk, dv, dg, dh, D
-
-
-def _rwkv7(scan: Scan, back: Scan, do: Tensor, dS: Any, r: Tensor, g: Tensor, k: Tensor, v: Tensor, a: Tensor,
-           b: Tensor, S: Any):
-    none = torch.zeros_like(v)
-
-    def read(by: Scan, query: Tensor, writes: Sequence[tuple[Tensor, Tensor]], decay: Tensor, state: Any) -> Tensor:
-        """Sum over writes of key value^T, by the values that a query of their size meets: [.., K]."""
-        (key, value), (other_key, other_value) = writes
-        first, _ = by.gla(query, value, key, none, decay, None if state is None else state.mT)
-        return first + by.gla(query, other_value, other_key, none, decay)[0]
-
-    a_next, b_next, g_next = scan.next(a), scan.next(b), scan.next(g)
-    zero = torch.zeros_like(v[:, 0])
-    later, last = scan.rwkv7(a_next, g, k, v, a, b, S)
-    x = scan.previous(later, zero if S is None else read_key(S, a[:, 0]))
-    dv, D = back.rwkv7(k, g_next, r, do, b_next, a_next, dS)
-    e, _ = back.rwkv7(b, g_next, r, do, b_next, a_next, dS)
-    written, arriving = ((k, v), (b, x)), ((r, do), (a_next, scan.next(e)))
-    dr = read(scan, do, written, g, S)
-    dk, db = read(back, v, arriving, g_next, dS), read(back, x, arriving, g_next, dS)
-    first = torch.zeros_like(a[:, 0]) if S is None else torch.einsum("shkv,shv->shk", S, scan.first(e))
-    da = scan.previous(read(scan, scan.next(e), written, g, S), first) * scan.is_valid(a)
-    end = 0 if dS is None else (last * dS).sum(-1)[:, None]
-    dg = (_from_the_end(r * dr + scan.next(a * da) - k * dk - b * db) + end) * scan.is_valid(g)
-    D = _exp_first(scan, g)[..., None] * D + scan.first(a)[..., None] * scan.first(e)[..., None, :]
-    return dr, dg, dk, dv, da, db, D
-
-
-def _hgrn(scan: Scan, back: Scan, do: Tensor, dh: Any, x: Tensor, g: Tensor, h: Any):
-    states, _ = scan.hgrn(x, g, h)
-    D, first = back.hgrn(do, scan.next(g), dh)
-    return D, (states - x) * D * scan.is_valid(x), _exp_first(scan, g) * first
-
-
-_RECURRENCES = {"linear_attention": _gla, "simple_gla": _gla, "gla": _gla, "rwkv7": _rwkv7, "hgrn": _hgrn}
-
-
-def _plus(x: Any, y: Any) -> Any:
-    return y if x is None else x if y is None else x + y
-
-
-def _times(x: Any, y: Any) -> Any:
-    return None if x is None or y is None else x * y
-
-
-def _sums_of_decays(scan: Scan, dg: Any) -> Any:
-    """The tangents of the logarithms of what a token has decayed since the first, None for zeros."""
-    return None if dg is None else (dg * scan.is_valid(dg)).cumsum(1)
-
-
-def _per_channel(c: Any) -> Any:
-    """Numbers of channels, or of heads, to be multiplied with channels."""
-    return c if c is None or c.dim() == 4 else c[..., None]
-
-
-def _sum_over_runs(runs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    reads, states = zip(*runs)
-    return sum(reads[1:], reads[0]), sum(states[1:], states[0])
-
-
-def _along_gla(scan: Scan, of: Sequence[Any], q: Tensor, k: Tensor, v: Tensor, g: Any, h: Any, S: Any):
-    dq, dk, dv, dg, dh, dS = of
-    c, e = (_per_channel(_sums_of_decays(scan, x)) for x in (dg, dh))
-    # S' = C + diag(c) S + S diag(e), where C is a recurrence of gla with the writes k' v^T + k v'^T.
-    q_along, k_along = _plus(dq, _times(c, q)), _plus(dk, _times(c, -k))
-    v_along = _plus(dv, _times(e, -v))
-    writes = [(key, value) for key, value in ((k_along, v), (k, v_along)) if key is not None and value is not None]
-    runs = [scan.gla(q, key, value, g, h, dS if i == 0 else None)
-            for i, (key, value) in enumerate(writes or [(torch.zeros_like(k), v)])]
-    along, final = _sum_over_runs(runs)
-    if q_along is not None:
-        read, last = scan.gla(q_along, k, v, g, h, S)
-        along = along + read
-        final = final if c is None else final + c[:, -1, ..., None] * last
-    if e is not None:
-        read, last = scan.gla(q, k, v, g, h, S)
-        along, final = along + e * read, final + last * e[:, -1, :, None, :]
-    return along, final
-
-
-def _along_rwkv7(scan: Scan, of: Sequence[Any], r: Tensor, g: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor,
-                 S: Any):
-    dr, dg, dk, dv, da, db, dS = of
-    c = torch.zeros_like(g) if dg is None else _sums_of_decays(scan, dg)
-    before = scan.previous(c, torch.zeros_like(c[:, 0]))
-    # S' = C + diag(c) S, where C has the transitions of S and four writes per token.
-    r_along, k_along, b_along = _plus(dr, c * r), _plus(dk, -c * k), _plus(db, -c * b)
-    a_along = _plus(da, before * a)
-
-    def read_before(key: Tensor) -> Tensor:
-        """S_{t-1}^T key_t."""
-        later, _ = scan.rwkv7(scan.next(key), g, k, v, a, b, S)
-        return scan.previous(later, torch.zeros_like(v[:, 0]) if S is None else read_key(S, key[:, 0]))
-
-    writes = [(k_along, v), (b_along, read_before(a)), (b, read_before(a_along))] + ([] if dv is None else [(k, dv)])
-    runs = [scan.rwkv7(r, g, key, value, a, b, dS if i == 0 else None) for i, (key, value) in enumerate(writes)]
-    along, final = _sum_over_runs(runs)
-    read, last = scan.rwkv7(r_along, g, k, v, a, b, S)
-    return along + read, final + c[:, -1, ..., None] * last
-
-
-def _along_hgrn(scan: Scan, of: Sequence[Any], x: Tensor, g: Tensor, h: Any):
-    dx, dg, dh = of
-    forcing = dx
-    if dg is not None:
-        states, _ = scan.hgrn(x, g, h)
-        forcing = _plus(dx, dg * (states - x))
-    return scan.hgrn(torch.zeros_like(x) if forcing is None else forcing, g, dh)
-
-
-_ALONG = {"linear_attention": _along_gla, "simple_gla": _along_gla, "gla": _along_gla, "rwkv7": _along_rwkv7, "hgrn": _along_hgrn}
-
-
-_GLA = ("q", "k", "v", "log_decay", "log_decay_v", "initial_state")
-_TENSORS = {"linear_attention": _GLA, "simple_gla": _GLA, "gla": _GLA, "hgrn": ("x", "log_decay", "initial_state"),
-            "rwkv7": ("r", "log_decay", "k", "v", "a", "b", "initial_state")}
-
-
 def _is_plain(mechanism: Any, call: dict[str, Any]) -> bool:
     """Returns whether a call is one that compositions make, whose gradients have equations here."""
-    if mechanism.name not in _RECURRENCES or any(call[x] is not None for x in _LISTS[1:]):
+    if mechanism.name not in GRADIENTS or any(call[x] is not None for x in _LISTS[1:]):
         return False
     if call.get("scale", 1.0) != 1.0 or call.get("normalize") or not call.get("causal", True):
         return False
@@ -203,37 +44,67 @@ def _is_plain(mechanism: Any, call: dict[str, Any]) -> bool:
 
 def _tensors_of(mechanism: Any, call: dict[str, Any]) -> list[Any]:
     """The tensors of a plain call and its initial state, in the order of the recurrence's equations."""
-    tensors = {name: call.get(name) for name in _TENSORS[mechanism.name]}
+    tensors = {name: call.get(name) for name in TENSORS[mechanism.name]}
     for name in ("log_decay", "log_decay_v"):
         if tensors.get(name) is not None:
             tensors[name] = at_most_0(tensors[name])
     return list(tensors.values())
 
 
+class _Layout:
+    """Where a call's tensors have its tokens, and the dtype of its composition."""
+
+    def __init__(self, mechanism: Any, call: dict[str, Any]):
+        self.mechanism = mechanism
+        self.axes = [_axes(forms, call[name]) for name, forms in zip(mechanism.inputs, mechanism.forms)]
+        like, of_output = call[mechanism.inputs[mechanism.output]], self.axes[mechanism.output]
+        self.dtype = like.dtype
+        self.wide = torch.float64 if like.dtype == torch.float64 else torch.float32
+        batch, tokens = (like.shape[of_output.index(axis)] for axis in "BT")
+        self.sequences = Sequences(batch, tokens, *(call[x] for x in _LISTS), call.get("reverse", False), like.device)
+        self.scan = Scan(self.sequences.lengths, call["threads"])
+        self.tokens = [axis for axis in of_output if axis != "n"].index("T")
+
+    def compose(self, call: dict[str, Any]) -> Any:
+        """What the composition returns."""
+        mechanism, tensors = self.mechanism, {}
+        for name, own in zip(mechanism.inputs, self.axes):
+            x = call[name]
+            if x is not None:
+                x = x.to(self.wide) if x.is_floating_point() else x
+                x = self.sequences.gather(_moved(x, own.index("T"), 1)) if "T" in own else x
+            tensors[name] = x
+        states = [call[f"initial_{state.name}"] for state in mechanism.states]
+        settings = SimpleNamespace(scan=self.scan, columns=self.sequences.columns, scale=call.get("scale"),
+                                   **{name: call[name] for name in mechanism.settings})
+        states = (None if x is None else x.to(self.wide) for x in states)
+        return COMPOSITIONS[mechanism.name](SimpleNamespace(**tensors), *states, settings)
+
+    def to_output(self, o: Tensor) -> Tensor:
+        """o of a composition as the mechanism has it."""
+        return _moved(self.sequences.scatter(o).to(self.dtype), 1, self.tokens)
+
+    def from_output(self, o: Tensor) -> Tensor:
+        return self.sequences.gather(_moved(o.to(self.wide), self.tokens, 1))
+
+
+def _moved(x: Tensor, axis: int, to: int) -> Tensor:
+    """The tensor itself where the axis is in its place."""
+    return x if axis == to else x.movedim(axis, to)
+
+
 def _composed(mechanism: Any, call: dict[str, Any]) -> tuple[Any, ...]:
     """o and the final states of a call, None for states that it does not have."""
-    axes = [_axes(forms, call[name]) for name, forms in zip(mechanism.inputs, mechanism.forms)]
-    like = call[mechanism.inputs[mechanism.output]]
-    of_output = axes[mechanism.output]
-    wide = torch.float64 if like.dtype == torch.float64 else torch.float32
-    batch, tokens = (like.shape[of_output.index(axis)] for axis in "BT")
-    sequences = Sequences(batch, tokens, *(call[x] for x in _LISTS), call.get("reverse", False), like.device)
-    tensors = {}
-    for name, own in zip(mechanism.inputs, axes):
-        x = call[name]
-        if x is not None:
-            x = x.to(wide) if x.is_floating_point() else x
-            x = sequences.gather(x.movedim(own.index("T"), 1)) if "T" in own else x
-        tensors[name] = x
-    states = [call[f"initial_{state.name}"] for state in mechanism.states]
-    settings = SimpleNamespace(scan=Scan(sequences.lengths, call["threads"]), columns=sequences.columns,
-                               scale=call.get("scale"), **{name: call[name] for name in mechanism.settings})
-    compose = COMPOSITIONS[mechanism.name]
-    o, *final = compose(SimpleNamespace(**tensors), *(None if x is None else x.to(wide) for x in states), settings)
-    o = sequences.scatter(o).to(like.dtype)
-    o = o.movedim(1, [axis for axis in of_output if axis != "n"].index("T"))
+    layout = _Layout(mechanism, call)
+    results = layout.compose(call)
+    if isinstance(results, Recurrence):
+        q, *others = results.tensors
+        results = getattr(layout.scan, results.kind)(q if results.scale == 1 else q * results.scale, *others)
+    o, *final = results
+    final += [None] * (len(mechanism.states) - len(final))
     existing = {} if mechanism.always else {name: call[name] for name in mechanism.settings}
-    return o, *(x if mechanism.always or state.exists(existing) else None for x, state in zip(final, mechanism.states))
+    return layout.to_output(o), *(x if mechanism.always or state.exists(existing) else None
+                                  for x, state in zip(final, mechanism.states))
 
 
 def _axes(forms: Sequence[str], x: Any) -> list[str]:
@@ -268,11 +139,10 @@ class Gradients:
 
     def _by_equations(self, incoming: Sequence[Any], call: dict[str, Any]) -> tuple[Any, ...]:
         scan = Scan(call["lengths"], call["threads"])
-        back = Scan(scan.lengths, scan.threads, reverse=True)
-        names = _TENSORS[self.mechanism.name]
+        names = TENSORS[self.mechanism.name]
         incoming = incoming[:2]  # what arrives at o and at the state
-        found = dict(zip(names, _RECURRENCES[self.mechanism.name](
-            scan, back, *incoming, *_tensors_of(self.mechanism, call))))
+        found = dict(zip(names, GRADIENTS[self.mechanism.name](
+            scan, *incoming, *_tensors_of(self.mechanism, call))))
         return [found.get(self.mechanism.names[i]) for i in self.mechanism.differentiable]
 
     def _by_the_chain_rule(self, incoming: Sequence[Any], given: Sequence[Any]) -> list[Any]:
@@ -325,6 +195,8 @@ def of_gradients(mechanism: Any, needed: Sequence[bool], of_results: Sequence[An
     places = [count + 1 + i for i, need in zip(mechanism.differentiable, arguments[count]) if need]
     directions = {i: x for i, x in zip(places, of_results) if x is not None}
     variables = [i for i, need in enumerate(needed) if need]
+    if _ends_in_a_recurrence(mechanism, dict(zip(mechanism.names, arguments[count + 1:]))):
+        return _of_a_recurrence(mechanism, directions, variables, arguments)
 
     def product(*given: Any) -> Tensor:
         def results(*tensors: Tensor) -> tuple[Any, ...]:
@@ -347,6 +219,94 @@ def of_gradients(mechanism: Any, needed: Sequence[bool], of_results: Sequence[An
     return dict(zip(variables, found))
 
 
+def _ends_in_a_recurrence(mechanism: Any, call: dict[str, Any]) -> bool:
+    """Returns whether a call's composition ends in a recurrence of `TWICE`, and is differentiated in reverse alone."""
+    if mechanism.name == "linear_attention":
+        return call["causal"] and not call["normalize"] and call["initial_z"] is None and not in_forward_mode()
+    return mechanism.name in _ENDS_IN_A_RECURRENCE and call.get("log_decay_v") is None and not in_forward_mode()
+
+
+_ENDS_IN_A_RECURRENCE = ("retention", "lightning", "simple_gla", "gla", "hgrn2")
+
+
+def _of_a_recurrence(mechanism: Any, directions: dict[int, Tensor], variables: Sequence[int],
+                     arguments: Sequence[Any]) -> dict[int, Any]:
+    """`of_gradients` of a call whose composition ends in a recurrence, by the recurrence's equations."""
+    count = mechanism.num_incoming
+    call = dict(zip(mechanism.names, arguments[count + 1:]))
+    layout, inputs = _Layout(mechanism, call), [i for i in variables if i > count]
+    prepared = _Prepared(layout, directions, inputs, arguments, count + 1)
+    results, of_tensors, of_along = TWICE[prepared.kind](
+        layout.scan, layout.from_output(arguments[0]), arguments[1], prepared.tensors, prepared.along, prepared.needed,
+        prepared.needed_along, prepared.scale)
+    found = {i: x if i else layout.to_output(x) for i, x in enumerate(results) if i in variables}
+    return found | prepared.gradients(of_tensors, of_along)
+
+
+class _Prepared:
+    """The tensors of a recurrence and their tangents as functions of the inputs of a call."""
+
+    def __init__(self, layout: _Layout, directions: dict[int, Tensor], inputs: Sequence[int], arguments: Sequence[Any],
+                 first: int):
+        self.inputs, names = inputs, layout.mechanism.names
+        recurrence = layout.compose(dict(zip(names, arguments[first:])))
+        self.kind, self.tensors, self.scale = recurrence
+        self.size, self.pull = len(self.tensors), None
+        self.places = [i for i, x in enumerate(self.tensors) if x is not None]
+        numbers = {id(x): i for i, x in enumerate(arguments) if i >= first and isinstance(x, Tensor)}
+        self.origins = [numbers.get(id(x)) for x in self.tensors]
+        passed_on = {self.origins[i] for i in self.places} - {None}
+        if len(passed_on) == len(self.places):
+            # A composition that passes the call's tensors on has no derivative.
+            self.along = [directions.get(i) for i in self.origins]
+            self.needed, self.needed_along = [i in inputs for i in self.origins], [False] * self.size
+            return
+        moves: list[bool] = []
+
+        def function(*given: Tensor) -> tuple[Tensor, ...]:
+            complete = list(arguments)
+            for i, x in zip(inputs, given):
+                complete[i] = x
+
+            def tensors(*given: Tensor) -> tuple[Tensor, ...]:
+                moved = list(complete)
+                for i, x in zip(directions, given):
+                    moved[i] = x
+                found = layout.compose(dict(zip(names, moved[first:]))).tensors
+                found = tuple(found[i] for i in self.places)
+                moves[:] = [forward_ad.unpack_dual(x).tangent is not None for x in found]
+                return found
+
+            primals = tuple(complete[i] for i in directions)
+            found = torch.func.jvp(tensors, primals, tuple(directions.values()))
+            needed = [x.requires_grad for part in found for x in part]
+            self.needed, self.needed_along = (self.spread(x) for x in (needed[:len(moves)], needed[len(moves):]))
+            return (*found[0], *found[1])
+
+        if inputs:
+            self.results, self.pull = torch.func.vjp(function, *(arguments[i] for i in inputs))
+        else:
+            self.results = function()
+        self.tensors = self.spread(self.results[:len(moves)])
+        self.along = self.spread([x if moving else None for x, moving in zip(self.results[len(moves):], moves)])
+
+    def spread(self, x: Sequence[Any]) -> list[Any]:
+        """Each at the place of its tensor among those of the recurrence."""
+        by_place = dict(zip(self.places, x))
+        return [by_place.get(i) for i in range(self.size)]
+
+    def gradients(self, of_tensors: Sequence[Any], of_along: Sequence[Any]) -> dict[int, Any]:
+        """The gradients of the inputs, by number."""
+        if not self.inputs:
+            return {}
+        if self.pull is None:
+            found = dict(zip(self.origins, of_tensors))
+            return {i: found.get(i) for i in self.inputs}
+        found = [x[i] for x in (of_tensors, of_along) for i in self.places]
+        found = [x.new_zeros(()).expand(x.shape) if dx is None else dx for x, dx in zip(self.results, found)]
+        return dict(zip(self.inputs, self.pull(tuple(found))))
+
+
 def tangents(mechanism: Any, of_arguments: Sequence[Any], arguments: Sequence[Any]) -> Any:
     """The derivative in forward mode of a call that a composition makes."""
     call = dict(zip(mechanism.names, mechanism.complete(tuple(arguments))))
@@ -354,7 +314,7 @@ def tangents(mechanism: Any, of_arguments: Sequence[Any], arguments: Sequence[An
         raise Unsupported(f"{mechanism.name}: a forward derivative of torch.ops.heed.{mechanism.name} was asked for, "
                           f"which heed.torch.{mechanism.name} has")
     of = dict(zip(mechanism.names, of_arguments))
-    along, tensors = [of.get(name) for name in _TENSORS[mechanism.name]], _tensors_of(mechanism, call)
+    along, tensors = [of.get(name) for name in TENSORS[mechanism.name]], _tensors_of(mechanism, call)
     first = tensors[0]
     sequences = Sequences(*first.shape[:2], *(call[x] for x in _LISTS), call["reverse"], first.device)
 
@@ -363,8 +323,9 @@ def tangents(mechanism: Any, of_arguments: Sequence[Any], arguments: Sequence[An
         return [*(None if x is None else sequences.gather(x) for x in inputs), state]
 
     scan = Scan(sequences.lengths, call["threads"])
-    o, state = _ALONG[mechanism.name](scan, in_order(along), *in_order(tensors))
-    return sequences.scatter(o), state, *(state.new_empty(0) for _ in mechanism.states[1:])  # absent in a plain call
+    o, state = ALONG[mechanism.name](scan, in_order(along), *in_order(tensors))
+    # A plain call does not have other states.
+    return sequences.scatter(o), state, *(state.new_empty(0) for _ in mechanism.states[1:])
 
 
 def results(mechanism: Any, arguments: Sequence[Any]) -> Any:
