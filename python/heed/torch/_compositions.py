@@ -108,8 +108,13 @@ class Scan:
         r, k, v, a, b = (x.contiguous() for x in (r, k, v, a, b))
         return _ops.rwkv7.default(r, g, k, v, a, b, 1.0, S, *self.rest())
 
-    def delta(self, q: Tensor, k: Tensor, w: Tensor, r: Tensor, g: Any, S: Any) -> tuple[Tensor, Tensor]:
-        """A delta rule, by rwkv7. `g` as for gla."""
+    def delta(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Any, S: Any) -> tuple[Tensor, Tensor]:
+        """S~ = diag(exp(g)) S; S += k beta (v - S~^T k)^T, with `g` as for gla."""
+        r, w = beta[..., None] * k, beta[..., None] * v
+        return self.erasing(q, k, w, r, None if g is None else at_most_0(g), S)
+
+    def erasing(self, q: Tensor, k: Tensor, w: Tensor, r: Tensor, g: Any, S: Any) -> tuple[Tensor, Tensor]:
+        """S~ = diag(exp(g)) S; S += k (w - S~^T r)^T."""
         g = torch.zeros_like(k) if g is None else g if g.dim() == 4 else g[..., None].expand(k.shape)
         return self.rwkv7(q, g, k, w, torch.exp(g) * r, -k, S)
 
@@ -303,16 +308,20 @@ def _rwkv4(t: SimpleNamespace, num: Any, den: Any, most: Any, o: SimpleNamespace
 # --- delta rules ------------------------------------------------------------------------------------------------------
 
 
-def _delta(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
-    """S~ = diag(exp(g)) S; S += k (w - S~^T r)^T with r = beta erase key and w = beta write v."""
+def _delta(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> Any:
+    q, k = _heads(t.q, t.v), _heads(t.k, t.v)
+    g = None if getattr(t, "log_decay", None) is None else _channels(t.log_decay, k)
+    return Recurrence("delta", (q, k, t.v, t.beta, g, S), _scale(o, k.shape[-1]))
+
+
+def _erasing(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
+    """S~ = diag(exp(g)) S; S += k (w - S~^T r)^T, with r of a key of its own or with factors per channel."""
     q, k = _heads(t.q, t.v) * _scale(o, t.q.shape[-1]), _heads(t.k, t.v)
-    key = _heads(t.p, t.v) if hasattr(t, "p") else k
-    g = None if getattr(t, "log_decay", None) is None else _channels(at_most_0(t.log_decay), k)
-    beta = t.beta[..., None] if hasattr(t, "beta") else 1
-    erase, write = (getattr(t, name, None) for name in ("erase", "write"))
-    r = beta * key if erase is None else erase * key
-    w = beta * t.v if write is None else write * t.v
-    return o.scan.delta(q, k, w, r, g, S)
+    if hasattr(t, "erase"):
+        r, w = t.erase * k, t.write * t.v
+    else:
+        r, w = t.beta[..., None] * _heads(t.p, t.v), t.beta[..., None] * t.v
+    return o.scan.erasing(q, k, w, r, _channels(at_most_0(t.log_decay), k), S)
 
 
 def _delta_product(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
@@ -322,8 +331,8 @@ def _delta_product(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tens
     q = F.pad(t.q[:, :, None], (0, 0, 0, 0, n - 1, 0)).flatten(1, 2)
     g = None if t.log_decay is None else F.pad(t.log_decay[:, :, None], (0, 0, 0, n - 1)).flatten(1, 2)
     scan = Scan(None if o.scan.lengths is None else n * o.scan.lengths, o.scan.threads)
-    read, S = _delta(SimpleNamespace(q=q, k=k, v=v, log_decay=g, beta=t.beta.flatten(1, 2)), S,
-                     SimpleNamespace(scale=o.scale, scan=scan))
+    q, k = _heads(q, v) * _scale(o, q.shape[-1]), _heads(k, v)
+    read, S = scan.delta(q, k, v, t.beta.flatten(1, 2), g if g is None else _channels(g, k), S)
     return read[:, n - 1::n], S
 
 
@@ -526,7 +535,7 @@ COMPOSITIONS = {
     "linear_attention": _linear_attention, "based": _based, "performer": _performer, "linformer": _linformer,
     "efficient_attention": _efficient_attention, "retention": _decayed, "lightning": _decayed, "simple_gla": _decayed,
     "gla": _decayed, "hgrn2": _hgrn2, "mlstm": _mlstm, "rwkv4": _rwkv4, "rwkv5": _rwkv56, "rwkv6": _rwkv56,
-    "rg_lru": _rg_lru, "hgrn": _hgrn, "delta_rule": _delta, "gated_delta_rule": _delta, "kda": _delta, "gdn2": _delta,
-    "comba": _delta, "delta_product": _delta_product, "rwkv7": _rwkv7, "causal_conv1d": _causal_conv1d, "ssd": _ssd,
+    "rg_lru": _rg_lru, "hgrn": _hgrn, "delta_rule": _delta, "gated_delta_rule": _delta, "kda": _delta, "gdn2": _erasing,
+    "comba": _erasing, "delta_product": _delta_product, "rwkv7": _rwkv7, "causal_conv1d": _causal_conv1d, "ssd": _ssd,
     "selective_scan": _selective_scan, "long_convolution": _long_convolution, "s4d": _s4d, "h3": _h3,
 }

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heed.torch._compositions import Scan, read_key
+from heed.torch._compositions import Scan, at_most_0, read_key
 from heed.torch._dispatch import is_plain_memory
 
 _ops = torch.ops.heed
@@ -63,7 +63,7 @@ def _add(total: Any, x: Any, c: Any = None, sign: int = 1) -> Any:
         return total
     if total is None:
         return x if c is None else sign * c * x
-    if torch.is_grad_enabled() or not is_plain_memory(total, x):
+    if torch.is_grad_enabled() or not is_plain_memory(*(y for y in (total, x, c) if y is not None)):
         return total + x if c is None else torch.addcmul(total, c, x, value=sign)
     return total.add_(x) if c is None else total.addcmul_(c, x, value=sign)
 
@@ -282,7 +282,149 @@ def _gla_twice(scan: Scan, u: Tensor, W: Any, tensors: Sequence[Any], along: Seq
     return results, (*gradients[:4], None, gradients[4]), (*of_along[:4], None, of_along[4])
 
 
-TWICE = {"gla": _gla_twice}
+def _delta(scan: Scan, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Any, S: Any, scale: float = 1.0) -> Any:
+    """A delta rule by a kernel of its own."""
+    q, k, v = (x.contiguous() for x in (q, k, v))
+    if g is None:
+        return _ops.delta_rule.default(q, k, v, beta, scale, S, *scan.rest())
+    operator = _ops.gated_delta_rule if g.dim() == 3 else _ops.kda
+    return operator.default(q, k, v, g, beta, scale, S, *scan.rest())
+
+
+def _gradients_of_delta(scan: Scan, u: Tensor, W: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor,
+                        g: Any) -> Sequence[Any]:
+    """The gradients of q, k, v, beta and g, without an initial state."""
+    if g is None:
+        return *_ops.delta_rule_backward.default(u, W, [True] * 4 + [False], q, k, v, beta, 1.0, None,
+                                                 *scan.rest()), None
+    operator = _ops.gated_delta_rule_backward if g.dim() == 3 else _ops.kda_backward
+    dq, dk, dv, dg, dbeta = operator.default(u, W, [True] * 5 + [False], q, k, v, g, beta, 1.0, None, *scan.rest())
+    return dq, dk, dv, dbeta, dg
+
+
+def _read_before(scan: Scan, query: Tensor, k: Tensor, v: Tensor, g: Any, S: Any) -> Tensor:
+    """S_{t-1}^T query_t of gla."""
+    o, _ = scan.gla(scan.next(query), k, v, g, None, S)
+    return scan.previous(o, torch.zeros_like(v[:, 0]) if S is None else read_key(S, query[:, 0]))
+
+
+def _gradients_before(scan: Scan, u: Tensor, query: Tensor, k: Tensor, v: Tensor, g: Any, S: Any,
+                      needed: Sequence[bool]) -> list[Any]:
+    """The gradients of `query`, k, v, g and S of what arrives at `_read_before`."""
+    found = list(_gradients_of_gla(scan, scan.next(u), None, scan.next(query), k, v, g, S, needed))
+    first = torch.zeros_like(query[:, 0])
+    if S is not None:
+        arriving = scan.first(u)
+        first = torch.einsum("shkv,shv->shk", S, arriving)
+        if needed[4]:
+            found[4] = _add(found[4], query[:, 0, ..., None] * arriving[..., None, :])
+    if needed[0]:
+        found[0] = scan.previous(found[0], first)
+    return found
+
+
+def _erased_later(scan: Scan, x: Tensor, k: Tensor, beta: Tensor, g: Any, factor: Any) -> Tensor:
+    """M_t^T k_t with M_t = sum_{s > t} exp(g_{t+1} + .. + g_s) k_s h_s^T and h_t = x_t - beta_t M_t^T k_t."""
+    query = scan.previous(k, torch.zeros_like(k[:, 0]))
+    query = query if factor is None else factor * query
+    back = scan.reversed().rest()
+    if g is None or g.dim() == 3:
+        g = torch.zeros_like(beta) if g is None else scan.next(g)
+        o, _ = _ops.comba.default(query, k, x, beta[..., None] * k, g, torch.ones_like(beta), 1.0, None, *back)
+    else:
+        erase = beta[..., None].expand(k.shape).contiguous()
+        o, _ = _ops.gdn2.default(query, k, x, scan.next(g), erase, torch.ones_like(x), 1.0, None, *back)
+    return scan.next(o)
+
+
+def _delta_twice(scan: Scan, u: Tensor, W: Any, tensors: Sequence[Any], along: Sequence[Any], needed: Sequence[bool],
+                 needed_along: Sequence[bool], scale: float):
+    q, k, v, beta, g, S = tensors
+    dq, dk, dv, dbeta, dg, dS = along
+    need_q, need_k, need_v, need_beta, need_g, need_S = needed
+    b, db = beta[..., None], _per_channel(dbeta)
+    c = _per_channel(_sums_of_decays(scan, dg))
+    c_end = None if c is None else c[:, -1, ..., None]
+    factor = None if g is None else torch.exp(_per_channel(at_most_0(g)))
+
+    def decayed(x: Any) -> Any:
+        return x if factor is None or x is None else factor * x
+
+    # x_t = v_t - S~_t^T k_t, with which S is a recurrence of gla that writes y_t = beta_t x_t.
+    a = decayed(k)
+    read, last = _delta(scan, scan.next(a), k, v, beta, g, S)
+    x = v - scan.previous(read, torch.zeros_like(v[:, 0]) if S is None else read_key(S, a[:, 0]))
+    y = b * x
+    # S' = P + S'' + diag(c) S: P writes key x^T, S'' is a delta rule.
+    q_along = _plus_product(dq, c, q)
+    k_write, k_read = _plus_product(dk, c, k, -1), decayed(_plus_product(dk, c, k))
+    key = _plus_product(None if k_write is None else b * k_write, db, k)
+    if key is None and dS is not None:
+        key = torch.zeros_like(k)
+    o = final = value = None
+    if key is not None:
+        o, final = scan.gla(q, key, x, g, None, dS, scale)
+        value = _add(value, _read_before(scan, a, key, x, g, dS))
+    if k_read is not None:
+        value = _add(value, _read_before(scan, k_read, k, y, g, S))
+    value = dv if value is None else -value if dv is None else dv - value
+    if q_along is not None:
+        o = _add(o, scan.gla(q_along, k, y, g, None, S, scale)[0])
+    if c is not None:
+        final = _add(final, last, c_end)
+    if value is not None:
+        read, end = _delta(scan, q, k, value, beta, g, None, scale)
+        o, final = _add(o, read), _add(final, end)
+
+    u = u if scale == 1 else scale * u
+    of_q = of_k = of_v = of_beta = of_g = of_S = of_key = of_x = of_y = of_a = minus = None
+    if value is not None:
+        of_q, of_k, minus, of_beta, of_g = _gradients_of_delta(scan, u, W, q, k, value, beta, g)
+        minus = -minus
+    if key is not None:
+        of_q_, of_key, of_x, of_g_, _ = _gradients_of_gla(scan, u, W, q, key, x, g, dS,
+                                                          (need_q, True, True, need_g, False))
+        of_q, of_g = _add(of_q, of_q_), _add(of_g, of_g_)
+        of_a, of_key_, of_x_, of_g_, _ = _gradients_before(scan, minus, a, key, x, g, dS,
+                                                           (True, True, True, need_g, False))
+        of_key, of_x, of_g = _add(of_key, of_key_), _add(of_x, of_x_), _add(of_g, of_g_)
+    if q_along is not None:
+        of_q_, of_k_, of_y, of_g_, of_S = _gradients_of_gla(
+            scan, u, None if c is None or W is None else c_end * W, q_along, k, y, g, S,
+            (c is not None and need_q, need_k, True, need_g, need_S))
+        of_q = of_q if c is None else _add(of_q, of_q_, c)
+        of_k, of_g = _add(of_k, of_k_), _add(of_g, of_g_)
+    of_k_read = None
+    if k_read is not None:
+        of_k_read, of_k_, of_y_, of_g_, of_S_ = _gradients_before(scan, minus, k_read, k, y, g, S,
+                                                                  (g is not None, need_k, True, need_g, need_S))
+        of_k, of_y, of_g, of_S = _add(of_k, of_k_), _add(of_y, of_y_), _add(of_g, of_g_), _add(of_S, of_S_)
+    if key is not None:
+        of_k = of_k if db is None else _add(of_k, of_key, db)
+        of_k = of_k if c is None else _add(of_k, of_key, c * b, -1)
+        if k_write is not None:
+            of_beta = _add(of_beta, (k_write * of_key).sum(-1))
+    if of_x is not None or of_y is not None:
+        arriving = _plus_product(of_x, None if of_y is None else b, of_y)
+        later = _erased_later(scan, arriving, k, beta, g, factor)
+        of_v = torch.addcmul(arriving, b, later, value=-1)
+        of_beta = _add(of_beta, (x * (-later if of_y is None else of_y - later)).sum(-1))
+        of_a_, of_k_, _, of_g_, of_S_ = _gradients_before(scan, -of_v, a, k, y, g, S,
+                                                          (True, need_k, False, need_g, need_S))
+        of_a, of_k, of_g, of_S = _add(of_a_, of_a), _add(of_k, of_k_), _add(of_g, of_g_), _add(of_S, of_S_)
+    if of_a is not None:
+        of_k = _add(of_k, of_a) if factor is None else _add(of_k, of_a, factor)
+    if g is not None and need_g:
+        for query, of_query in ((a, of_a), (k_read, of_k_read)):
+            if of_query is not None:
+                product = query * of_query
+                of_g = _add(of_g, product if g.dim() == 4 else product.sum(-1))
+    if c is not None and of_k_read is not None:
+        of_k = _add(of_k, of_k_read, c * factor)
+    return (o, final), (of_q, of_k, of_v, of_beta, of_g, of_S), (None,) * 6
+
+
+TWICE = {"gla": _gla_twice, "delta": _delta_twice}
 
 
 _GLA = ("q", "k", "v", "log_decay", "log_decay_v", "initial_state")

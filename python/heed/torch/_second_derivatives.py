@@ -226,7 +226,7 @@ def _ends_in_a_recurrence(mechanism: Any, call: dict[str, Any]) -> bool:
     return mechanism.name in _ENDS_IN_A_RECURRENCE and call.get("log_decay_v") is None and not in_forward_mode()
 
 
-_ENDS_IN_A_RECURRENCE = ("retention", "lightning", "simple_gla", "gla", "hgrn2")
+_ENDS_IN_A_RECURRENCE = ("retention", "lightning", "simple_gla", "gla", "hgrn2", "delta_rule", "gated_delta_rule", "kda")
 
 
 def _of_a_recurrence(mechanism: Any, directions: dict[int, Tensor], variables: Sequence[int],
