@@ -217,3 +217,50 @@ def test_gradient_penalty_in_other_dtypes(dtype):
     for x, y in zip(found, expected):
         assert x.dtype == dtype
         torch.testing.assert_close(x.double(), y, rtol=0.03, atol=0.02 * float(y.abs().max()))
+
+
+RECURRENCES = {
+    "linear_attention": [{"feature_map": "identity", "normalize": False}, {"normalize": False, "scale": -0.7}],
+    "retention": [{}], "simple_gla": [{"scale": 0.5}], "gla": [{}], "hgrn2": [{}], "delta_rule": [{}],
+    "gated_delta_rule": [{"scale": 0.5}], "kda": [{}], "selective_scan": [{}, {"delta_softplus": True}],
+}
+
+
+@pytest.mark.parametrize("name", RECURRENCES)
+@pytest.mark.parametrize("options", [{}, {"lengths": [4, 0], "starts": [1, 0], "reverse": True}], ids=str)
+def test_equations_of_recurrences_are_those_of_compositions(name, options, monkeypatch):
+    """For every direction alone, every gradient alone, and some of each."""
+    mechanism = mechanisms[name]
+    count = mechanism.num_incoming
+    for own, with_states in itertools.product(RECURRENCES[name], (False, True)):
+        arguments = call(name, with_states, {"HV": 2, "H": 1 if options else 2}, **own, **options)
+        arguments |= {x: None for x in ("D", "z", "log_decay_v") if x in arguments and name in ("selective_scan", "gla")}
+        values = list(arguments.values())
+        results = mechanism.forward(*values)
+        incoming = [torch.randn_like(x) for x in of_results(mechanism, results)]
+        incoming = incoming if with_states else incoming[:1]
+        incoming += [None] * (count - len(incoming))
+        places = [i for i in mechanism.differentiable if values[i] is not None]
+        wanted = [values[i] is not None for i in mechanism.differentiable]
+        variables = [i for i, x in enumerate(incoming) if x is not None] + [count + 1 + i for i in places]
+        directions = [torch.randn_like(values[i]) for i in places]
+        everything = [*incoming, wanted, *values]
+
+        def gradients(moving, needed):
+            flags = [i in needed for i in range(len(everything))]
+            found = _second_derivatives.of_gradients(
+                mechanism, flags, [x if i in moving else None for i, x in enumerate(directions)], everything)
+            return {i: found.get(i) if found.get(i) is not None else torch.zeros_like(everything[i]) for i in needed}
+
+        moves = [{i} for i in range(len(places))] + [set(range(len(places))), {0, len(places) - 1}]
+        needs = [[i] for i in variables] + [variables]
+        with torch.no_grad():
+            assert _second_derivatives._ends_in_a_recurrence(mechanism, arguments)
+            for moving, needed in itertools.product(moves, needs):
+                found = gradients(moving, needed)
+                with monkeypatch.context() as patch:
+                    patch.setattr(_second_derivatives, "_ends_in_a_recurrence", lambda *_: False)
+                    expected = gradients(moving, needed)
+                for i in needed:
+                    torch.testing.assert_close(found[i], expected[i], atol=1e-10, rtol=1e-8,
+                                               msg=f"{own} {with_states} {moving} {needed}: {i}")

@@ -121,6 +121,19 @@ class Scan:
     def hgrn(self, x: Tensor, g: Tensor, h: Any) -> tuple[Tensor, Tensor]:
         return _ops.hgrn.default(x.contiguous(), g.contiguous(), h, *self.rest())
 
+    def selective(self, u: Tensor, s: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Any) -> tuple[Tensor, Tensor]:
+        """h = exp(s A) h + s u B; y = <C, h>, by hgrn with a channel per state."""
+
+        def weights(x: Tensor) -> Tensor:  # of each channel: [S, T, D, N] or what it is expanded from
+            return x if x.dim() == 2 else x[:, :, None] if x.dim() == 3 else x.repeat_interleave(D // x.shape[2], 2)
+
+        D = s.shape[2]
+        g = at_most_0(s[..., None] * A)
+        x = (s * u)[..., None] * weights(B)
+        states, final = self.hgrn(x.flatten(2), g.flatten(2), None if h is None else h.flatten(1))
+        y = (states.unflatten(2, g.shape[2:]) * weights(C)).sum(-1)
+        return y * self.is_valid(y), final.unflatten(1, g.shape[2:])
+
     def is_valid(self, x: Tensor) -> Tensor:
         """1 for tokens of sequences, 0 behind them, to be multiplied with [S, T, ...]."""
         at = torch.arange(x.shape[1], device=x.device)
@@ -384,20 +397,15 @@ def _rg_lru(t: SimpleNamespace, h: Any, o: SimpleNamespace) -> tuple[Tensor, ...
     return o.scan.hgrn(root * torch.sigmoid(t.input_gate) * t.x, g, h)
 
 
-def _selective_scan(t: SimpleNamespace, h: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
+def _selective_scan(t: SimpleNamespace, h: Any, o: SimpleNamespace) -> Any:
     s = t.delta if t.delta_bias is None else t.delta + t.delta_bias
     s = F.softplus(s) if o.delta_softplus else s
-    D = s.shape[2]
-
-    def weights(x: Tensor) -> Tensor:  # of each channel: [S, T, D, N] or what it is expanded from
-        return x if x.dim() == 2 else x[:, :, None] if x.dim() == 3 else x.repeat_interleave(D // x.shape[2], 2)
-
-    g = at_most_0(s[..., None] * t.A)
-    x = (s * t.u)[..., None] * weights(t.B)
-    states, final = o.scan.hgrn(x.flatten(2), g.flatten(2), None if h is None else h.flatten(1))
-    y = (states.unflatten(2, g.shape[2:]) * weights(t.C)).sum(-1)
+    tensors = t.u, s, t.A, t.B, t.C, h
+    if t.D is None and t.z is None:
+        return Recurrence("selective", tensors)
+    y, final = o.scan.selective(*tensors)
     y = y if t.D is None else y + t.D * t.u
-    return (y if t.z is None else y * F.silu(t.z)) * o.scan.is_valid(y), final.unflatten(1, g.shape[2:])
+    return (y if t.z is None else y * F.silu(t.z)) * o.scan.is_valid(y), final
 
 
 def _ssd(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:

@@ -191,8 +191,8 @@ def in_forward_mode() -> bool:
 
 
 def is_plain_memory(*tensors: Tensor) -> bool:
-    """Returns whether tensors belong to no transform of torch.func, so that one may be changed."""
-    return not any(map(_is_wrapped, tensors))
+    """Returns whether tensors have data, and belong to no transform of torch.func."""
+    return all(x.__class__ in (Tensor, torch.nn.Parameter) and not _is_wrapped(x) for x in tensors)
 
 
 def pattern_key(pattern: Any) -> str:

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heed.torch import _selective_derivatives
 from heed.torch._compositions import Scan, at_most_0, read_key
 from heed.torch._dispatch import is_plain_memory
 
@@ -424,7 +425,7 @@ def _delta_twice(scan: Scan, u: Tensor, W: Any, tensors: Sequence[Any], along: S
     return (o, final), (of_q, of_k, of_v, of_beta, of_g, of_S), (None,) * 6
 
 
-TWICE = {"gla": _gla_twice, "delta": _delta_twice}
+TWICE = {"gla": _gla_twice, "delta": _delta_twice, "selective": _selective_derivatives.twice}
 
 
 _GLA = ("q", "k", "v", "log_decay", "log_decay_v", "initial_state")

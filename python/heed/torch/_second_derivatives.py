@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 
 from heed import Unsupported
 from heed.torch._compositions import COMPOSITIONS, Recurrence, Scan, Sequences, at_most_0
-from heed.torch._dispatch import in_forward_mode
+from heed.torch._dispatch import in_forward_mode, is_plain_memory
 from heed.torch._recurrences import ALONG, GRADIENTS, TENSORS, TWICE
 
 _LISTS = ("lengths", "starts", "cu_seqlens")
@@ -223,10 +223,15 @@ def _ends_in_a_recurrence(mechanism: Any, call: dict[str, Any]) -> bool:
     """Returns whether a call's composition ends in a recurrence of `TWICE`, and is differentiated in reverse alone."""
     if mechanism.name == "linear_attention":
         return call["causal"] and not call["normalize"] and call["initial_z"] is None and not in_forward_mode()
+    if mechanism.name == "selective_scan":
+        tensors = [x for x in call.values() if isinstance(x, Tensor)]
+        return (call["D"] is None and call["z"] is None and call["B"].dim() == call["C"].dim() == 3
+                and not torch.is_grad_enabled() and is_plain_memory(*tensors) and not in_forward_mode())
     return mechanism.name in _ENDS_IN_A_RECURRENCE and call.get("log_decay_v") is None and not in_forward_mode()
 
 
-_ENDS_IN_A_RECURRENCE = ("retention", "lightning", "simple_gla", "gla", "hgrn2", "delta_rule", "gated_delta_rule", "kda")
+_ENDS_IN_A_RECURRENCE = ("retention", "lightning", "simple_gla", "gla", "hgrn2", "delta_rule", "gated_delta_rule",
+                         "kda")
 
 
 def _of_a_recurrence(mechanism: Any, directions: dict[int, Tensor], variables: Sequence[int],
