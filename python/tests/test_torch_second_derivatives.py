@@ -234,7 +234,10 @@ def test_equations_of_recurrences_are_those_of_compositions(name, options, monke
     count = mechanism.num_incoming
     for own, with_states in itertools.product(RECURRENCES[name], (False, True)):
         arguments = call(name, with_states, {"HV": 2, "H": 1 if options else 2}, **own, **options)
-        arguments |= {x: None for x in ("D", "z", "log_decay_v") if x in arguments and name in ("selective_scan", "gla")}
+        if name == "selective_scan":
+            arguments |= {"D": None, "z": None} | {x: torch.randn(2, 2, 5, dtype=torch.float64) for x in "BC"}
+        elif name == "gla":
+            arguments["log_decay_v"] = None
         values = list(arguments.values())
         results = mechanism.forward(*values)
         incoming = [torch.randn_like(x) for x in of_results(mechanism, results)]
