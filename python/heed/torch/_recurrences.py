@@ -18,7 +18,16 @@ decays contribute is moved to the other tensors,
 
 where R(q, k, v) is the recurrence's o: decays between s and t have the tangent c_t - c_s.
 
-TWICE, the gradients of <u, o'> + <W, S_T'> with respect to everything, which are those of these three runs.
+TWICE, the gradients of <u, o'> + <W, S_T'> with respect to everything, which are those of these three runs for gla. For
+
+  delta   S~_t = diag(exp(g_t)) S_{t-1},  x_t = v_t - S~_t^T k_t,  y_t = beta_t x_t,  S_t = S~_t + k_t y_t^T
+
+S is a recurrence of gla with the writes k y^T once y is known. With p = k' - c k and r = k' + c k, which write and read,
+
+  S' = P + S'' + diag(c) S,  P of the writes (beta p + beta' k) x^T,
+  S'' a delta rule of the values v'_t - P~_t^T k_t - S~_t^T r_t,  o' = P^T q + S''^T q + S^T (q' + c q)
+
+and what arrives at x, directly and through y, is brought to v by a delta rule in reverse (`_erased_later`).
 
 Every sum over tokens is again one of the recurrences, so that all of this has derivatives too.
 """
@@ -67,6 +76,18 @@ def _add(total: Any, x: Any, c: Any = None, sign: int = 1) -> Any:
     if torch.is_grad_enabled() or not is_plain_memory(*(y for y in (total, x, c) if y is not None)):
         return total + x if c is None else torch.addcmul(total, c, x, value=sign)
     return total.add_(x) if c is None else total.addcmul_(c, x, value=sign)
+
+
+class _Sums(dict):
+    """Sums by name, None where nothing has been added."""
+
+    def __missing__(self, name: str) -> None:
+        return None
+
+    def add(self, names: str, terms: Sequence[Any], c: Any = None, sign: int = 1) -> None:
+        """Adds sign c x of each term x, which is a result that nobody else has, to the sum of its name."""
+        for name, x in zip(names.split(), terms):
+            self[name] = _add(self[name], x, c, sign)
 
 
 def _gla(scan: Scan, do: Tensor, dS: Any, q: Tensor, k: Tensor, v: Tensor, g: Any, h: Any, S: Any,
@@ -244,43 +265,39 @@ def _gla_twice(scan: Scan, u: Tensor, W: Any, tensors: Sequence[Any], along: Seq
     if k_along is None and dS is not None:
         k_along = torch.zeros_like(k)
     u = u if scale == 1 else scale * u
-    results, gradients, of_along = [None] * 2, [None] * 5, [None] * 5
-    last = None
+    total, last = _Sums(), None
 
-    def add_run(q: Tensor, k: Tensor, v: Tensor, S: Any, at_end: Any, *needed: bool) -> tuple[Sequence[Any], Tensor]:
-        """Adds a run to o', and its gradients to those of the tensors that are not tangents."""
+    def run(q: Tensor, k: Tensor, v: Tensor, S: Any, at_end: Any, *needed: bool) -> tuple[Tensor, Sequence[Any]]:
+        """Adds a run to o'; returns its final state and its gradients."""
         o, end = scan.gla(q, k, v, g, None, S, scale)
-        results[0] = _add(results[0], o)
-        return _gradients_of_gla(scan, u, at_end, q, k, v, g, S, needed), end
+        total.add("o", [o])
+        return end, _gradients_of_gla(scan, u, at_end, q, k, v, g, S, needed)
 
     if q_along is not None:
-        found, last = add_run(q_along, k, v, S, None if c is None or W is None else c_end * W,
-                              need_q and c is not None or need_dq or need_dg, need_k, need_v, need_g, need_S)
-        of_along[0], gradients[1:] = found[0], found[1:]
-        results[1] = None if c is None else c_end * last
+        last, found = run(q_along, k, v, S, None if c is None or W is None else c_end * W,
+                          need_q and c is not None or need_dq or need_dg, need_k, need_v, need_g, need_S)
+        total.add("dq k v g S", found)
+        if c is not None:
+            total.add("end", [last], c_end)
     if k_along is not None:
-        found, end = add_run(q, k_along, v, dS, W, need_q, need_k and c is not None or need_dk or need_dg, need_v,
-                             need_g, need_dS)
-        of_along[1], of_along[4], results[1] = found[1], found[4], _add(results[1], end)
-        for i in (0, 2, 3):
-            gradients[i] = _add(gradients[i], found[i])
+        end, found = run(q, k_along, v, dS, W, need_q, need_k and c is not None or need_dk or need_dg, need_v, need_g,
+                         need_dS)
+        total.add("q dk v g dS end", [*found, end])
     if dv is not None:
-        found, end = add_run(q, k, dv, None, W, need_q, need_k, need_dv, need_g, False)
-        of_along[2], results[1] = found[2], _add(results[1], end)
-        for i in (0, 1, 3):
-            gradients[i] = _add(gradients[i], found[i])
-    if c is not None:
-        if need_q:
-            gradients[0] = _add(gradients[0], of_along[0], c)
-        if need_k:
-            gradients[1] = _add(gradients[1], of_along[1], c, -1)
+        end, found = run(q, k, dv, None, W, need_q, need_k, need_dv, need_g, False)
+        total.add("q k dv g dS end", [*found, end])
+    if c is not None and need_q:
+        total.add("q", [total["dq"]], c)
+    if c is not None and need_k:
+        total.add("k", [total["dk"]], c, -1)
     if need_dg:
-        of_dg = q * of_along[0] - k * of_along[1]
+        of_dg = q * total["dq"] - k * total["dk"]
         at_end = 0 if W is None else (W * last).sum(-1)[:, None]
         if g.dim() == 3:
             of_dg, at_end = of_dg.sum(-1), 0 if W is None else at_end.sum(-1)
-        of_along[3] = (_from_the_end(of_dg) + at_end) * scan.is_valid(g)
-    return results, (*gradients[:4], None, gradients[4]), (*of_along[:4], None, of_along[4])
+        total["dg"] = (_from_the_end(of_dg) + at_end) * scan.is_valid(g)
+    return ((total["o"], total["end"]), [total[x] for x in ("q", "k", "v", "g", "", "S")],
+            [total[x] for x in ("dq", "dk", "dv", "dg", "", "dS")])
 
 
 def _delta(scan: Scan, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Any, S: Any, scale: float = 1.0) -> Any:
@@ -303,27 +320,6 @@ def _gradients_of_delta(scan: Scan, u: Tensor, W: Any, q: Tensor, k: Tensor, v: 
     return dq, dk, dv, dbeta, dg
 
 
-def _read_before(scan: Scan, query: Tensor, k: Tensor, v: Tensor, g: Any, S: Any) -> Tensor:
-    """S_{t-1}^T query_t of gla."""
-    o, _ = scan.gla(scan.next(query), k, v, g, None, S)
-    return scan.previous(o, torch.zeros_like(v[:, 0]) if S is None else read_key(S, query[:, 0]))
-
-
-def _gradients_before(scan: Scan, u: Tensor, query: Tensor, k: Tensor, v: Tensor, g: Any, S: Any,
-                      needed: Sequence[bool]) -> list[Any]:
-    """The gradients of `query`, k, v, g and S of what arrives at `_read_before`."""
-    found = list(_gradients_of_gla(scan, scan.next(u), None, scan.next(query), k, v, g, S, needed))
-    first = torch.zeros_like(query[:, 0])
-    if S is not None:
-        arriving = scan.first(u)
-        first = torch.einsum("shkv,shv->shk", S, arriving)
-        if needed[4]:
-            found[4] = _add(found[4], query[:, 0, ..., None] * arriving[..., None, :])
-    if needed[0]:
-        found[0] = scan.previous(found[0], first)
-    return found
-
-
 def _erased_later(scan: Scan, x: Tensor, k: Tensor, beta: Tensor, g: Any, factor: Any) -> Tensor:
     """M_t^T k_t with M_t = sum_{s > t} exp(g_{t+1} + .. + g_s) k_s h_s^T and h_t = x_t - beta_t M_t^T k_t."""
     query = scan.previous(k, torch.zeros_like(k[:, 0]))
@@ -340,6 +336,7 @@ def _erased_later(scan: Scan, x: Tensor, k: Tensor, beta: Tensor, g: Any, factor
 
 def _delta_twice(scan: Scan, u: Tensor, W: Any, tensors: Sequence[Any], along: Sequence[Any], needed: Sequence[bool],
                  needed_along: Sequence[bool], scale: float):
+    """Tangents are taken for constants: those of a composition that ends in a delta rule are linear in its tensors."""
     q, k, v, beta, g, S = tensors
     dq, dk, dv, dbeta, dg, dS = along
     need_q, need_k, need_v, need_beta, need_g, need_S = needed
@@ -347,82 +344,103 @@ def _delta_twice(scan: Scan, u: Tensor, W: Any, tensors: Sequence[Any], along: S
     c = _per_channel(_sums_of_decays(scan, dg))
     c_end = None if c is None else c[:, -1, ..., None]
     factor = None if g is None else torch.exp(_per_channel(at_most_0(g)))
+    total = _Sums()
 
     def decayed(x: Any) -> Any:
         return x if factor is None or x is None else factor * x
 
-    # x_t = v_t - S~_t^T k_t, with which S is a recurrence of gla that writes y_t = beta_t x_t.
+    def first(state: Any, key: Any) -> Any:
+        """What the first token's key reads."""
+        return None if state is None or key is None else read_key(state, key[:, 0])
+
+    def before(later: Tensor, first: Any) -> Tensor:
+        return scan.previous(later, torch.zeros_like(later[:, 0]) if first is None else first)
+
+    def gla(names: str, u: Tensor, at_end: Any, query: Tensor, key: Tensor, value: Tensor, state: Any,
+            *needed: bool) -> None:
+        """Adds gradients of a recurrence of gla."""
+        total.add(names, _gradients_of_gla(scan, u, at_end, query, key, value, g, state, needed))
+
+    # x and y: S is a recurrence of gla that writes y.
     a = decayed(k)
-    read, last = _delta(scan, scan.next(a), k, v, beta, g, S)
-    x = v - scan.previous(read, torch.zeros_like(v[:, 0]) if S is None else read_key(S, a[:, 0]))
+    a_next = scan.next(a)
+    later, last = _delta(scan, a_next, k, v, beta, g, S)
+    x = v - before(later, first(S, a))
     y = b * x
-    # S' = P + S'' + diag(c) S: P writes key x^T, S'' is a delta rule.
+    # P, what is read of S by tangents, and S''.
     q_along = _plus_product(dq, c, q)
     k_write, k_read = _plus_product(dk, c, k, -1), decayed(_plus_product(dk, c, k))
     key = _plus_product(None if k_write is None else b * k_write, db, k)
     if key is None and dS is not None:
         key = torch.zeros_like(k)
-    o = final = value = None
     if key is not None:
-        o, final = scan.gla(q, key, x, g, None, dS, scale)
-        value = _add(value, _read_before(scan, a, key, x, g, dS))
+        total.add("o end", scan.gla(q, key, x, g, None, dS, scale))
+        total.add("later", scan.gla(a_next, key, x, g, None, dS))
     if k_read is not None:
-        value = _add(value, _read_before(scan, k_read, k, y, g, S))
-    value = dv if value is None else -value if dv is None else dv - value
+        read_next = scan.next(k_read)
+        total.add("later", scan.gla(read_next, k, y, g, None, S))
     if q_along is not None:
-        o = _add(o, scan.gla(q_along, k, y, g, None, S, scale)[0])
+        total.add("o", scan.gla(q_along, k, y, g, None, S, scale))
     if c is not None:
-        final = _add(final, last, c_end)
+        total.add("end", [last], c_end)
+    value = dv
+    if total["later"] is not None:
+        value = before(total["later"], _plus(first(dS, a), first(S, k_read)))
+        value = -value if dv is None else dv - value
     if value is not None:
-        read, end = _delta(scan, q, k, value, beta, g, None, scale)
-        o, final = _add(o, read), _add(final, end)
+        total.add("o end", _delta(scan, q, k, value, beta, g, None, scale))
 
     u = u if scale == 1 else scale * u
-    of_q = of_k = of_v = of_beta = of_g = of_S = of_key = of_x = of_y = of_a = minus = None
+    minus = arriving = None
     if value is not None:
-        of_q, of_k, minus, of_beta, of_g = _gradients_of_delta(scan, u, W, q, k, value, beta, g)
-        minus = -minus
+        total.add("q k value beta g", _gradients_of_delta(scan, u, W, q, k, value, beta, g))
+        if total["later"] is not None:
+            minus = -total["value"]
+            minus_next = scan.next(minus)
     if key is not None:
-        of_q_, of_key, of_x, of_g_, _ = _gradients_of_gla(scan, u, W, q, key, x, g, dS,
-                                                          (need_q, True, True, need_g, False))
-        of_q, of_g = _add(of_q, of_q_), _add(of_g, of_g_)
-        of_a, of_key_, of_x_, of_g_, _ = _gradients_before(scan, minus, a, key, x, g, dS,
-                                                           (True, True, True, need_g, False))
-        of_key, of_x, of_g = _add(of_key, of_key_), _add(of_x, of_x_), _add(of_g, of_g_)
-    if q_along is not None:
-        of_q_, of_k_, of_y, of_g_, of_S = _gradients_of_gla(
-            scan, u, None if c is None or W is None else c_end * W, q_along, k, y, g, S,
-            (c is not None and need_q, need_k, True, need_g, need_S))
-        of_q = of_q if c is None else _add(of_q, of_q_, c)
-        of_k, of_g = _add(of_k, of_k_), _add(of_g, of_g_)
-    of_k_read = None
-    if k_read is not None:
-        of_k_read, of_k_, of_y_, of_g_, of_S_ = _gradients_before(scan, minus, k_read, k, y, g, S,
-                                                                  (g is not None, need_k, True, need_g, need_S))
-        of_k, of_y, of_g, of_S = _add(of_k, of_k_), _add(of_y, of_y_), _add(of_g, of_g_), _add(of_S, of_S_)
-    if key is not None:
-        of_k = of_k if db is None else _add(of_k, of_key, db)
-        of_k = of_k if c is None else _add(of_k, of_key, c * b, -1)
+        gla("q key x g", u, W, q, key, x, dS, need_q, True, True, need_g, False)
+        gla("a_later key x g", minus_next, None, a_next, key, x, dS, True, True, True, need_g, False)
+        if db is not None:
+            total.add("k", [total["key"]], db)
+        if c is not None:
+            total.add("k", [total["key"]], c * b, -1)
         if k_write is not None:
-            of_beta = _add(of_beta, (k_write * of_key).sum(-1))
-    if of_x is not None or of_y is not None:
-        arriving = _plus_product(of_x, None if of_y is None else b, of_y)
-        later = _erased_later(scan, arriving, k, beta, g, factor)
-        of_v = torch.addcmul(arriving, b, later, value=-1)
-        of_beta = _add(of_beta, (x * (-later if of_y is None else of_y - later)).sum(-1))
-        of_a_, of_k_, _, of_g_, of_S_ = _gradients_before(scan, -of_v, a, k, y, g, S,
-                                                          (True, need_k, False, need_g, need_S))
-        of_a, of_k, of_g, of_S = _add(of_a_, of_a), _add(of_k, of_k_), _add(of_g, of_g_), _add(of_S, of_S_)
-    if of_a is not None:
-        of_k = _add(of_k, of_a) if factor is None else _add(of_k, of_a, factor)
-    if g is not None and need_g:
-        for query, of_query in ((a, of_a), (k_read, of_k_read)):
-            if of_query is not None:
-                product = query * of_query
-                of_g = _add(of_g, product if g.dim() == 4 else product.sum(-1))
-    if c is not None and of_k_read is not None:
-        of_k = _add(of_k, of_k_read, c * factor)
-    return (o, final), (of_q, of_k, of_v, of_beta, of_g, of_S), (None,) * 6
+            total.add("beta", [(k_write * total["key"]).sum(-1)])
+    if q_along is not None:
+        gla("q_along k y g S", u, None if c is None or W is None else c_end * W, q_along, k, y, S,
+            c is not None and need_q, need_k, True, need_g, need_S)
+        if c is not None:
+            total.add("q", [total["q_along"]], c)
+    if k_read is not None:
+        gla("read_later k y g S", minus_next, None, read_next, k, y, S, g is not None, need_k, True, need_g, need_S)
+    if total["x"] is not None or total["y"] is not None:
+        arriving = _plus_product(total["x"], None if total["y"] is None else b, total["y"])
+        erased = _erased_later(scan, arriving, k, beta, g, factor)
+        total["v"] = torch.addcmul(arriving, b, erased, value=-1)
+        total.add("beta", [(x * (-erased if total["y"] is None else total["y"] - erased)).sum(-1)])
+        arriving = -total["v"]
+        gla("a_later k - g S", scan.next(arriving), None, a_next, k, y, S, True, need_k, False, need_g, need_S)
+    # From keys that read to k, g and S; the first token's read initial states.
+    reads = [("a_later", a, factor, [(dS, minus), (S, arriving)])]
+    if k_read is not None:
+        reads.append(("read_later", k_read, None if c is None else c * factor, [(S, minus)]))
+    for name, query, by, of_states in reads:
+        of_first = None
+        for state, of in of_states:
+            if state is not None and of is not None:
+                of = scan.first(of)
+                of_first = _plus(of_first, torch.einsum("shkv,shv->shk", state, of))
+                if state is S and need_S:
+                    total.add("S", [query[:, 0, ..., None] * of[..., None, :]])
+        if total[name] is None:
+            continue
+        of_query = before(total[name], of_first)
+        if g is not None:
+            of_g = query * of_query
+            total.add("g", [of_g if g.dim() == 4 else of_g.sum(-1)])
+        if name == "a_later" or by is not None:
+            total.add("k", [of_query], by)
+    return ((total["o"], total["end"]), [total[x] for x in ("q", "k", "v", "beta", "g", "S")], (None,) * 6)
 
 
 TWICE = {"gla": _gla_twice, "delta": _delta_twice, "selective": _selective_derivatives.twice}
