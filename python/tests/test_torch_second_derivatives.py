@@ -219,6 +219,33 @@ def test_gradient_penalty_in_other_dtypes(dtype):
         torch.testing.assert_close(x.double(), y, rtol=0.03, atol=0.02 * float(y.abs().max()))
 
 
+@pytest.mark.parametrize("name, own", [
+    ("linear_attention", {"feature_map": "identity", "normalize": False}), ("simple_gla", {}), ("gla", {}),
+    ("delta_rule", {}), ("kda", {})])
+def test_equations_of_recurrences_have_derivatives(name, own):
+    """Third derivatives, and second ones inside transforms of torch.func."""
+    arguments = call(name, False, {"T": 3, "H": 1, "HV": 1, "B": 1}, **own)
+    arguments |= {"log_decay_v": None} if name == "gla" else {}
+    function, tensors = function_of(name, arguments)
+
+    def gradients(*tensors):
+        results = function(*tensors)
+        return torch.autograd.grad(sum(x.square().sum() for x in results), tensors, create_graph=True)
+
+    assert torch.autograd.gradgradcheck(gradients, tensors, atol=1e-5, rtol=1e-3, fast_mode=True)
+    x, *others = (x.detach() for x in tensors)
+
+    def penalty(x):
+        return torch.func.grad(lambda x: function(x, *others)[0].sin().sum())(x).square().sum()
+
+    batch = torch.stack([x, 0.5 * x])
+    expected = torch.stack([torch.func.grad(penalty)(x) for x in batch])
+    torch.testing.assert_close(torch.vmap(torch.func.grad(penalty))(batch), expected)
+    step = 1e-5 * torch.randn_like(x)
+    moved = (penalty(x + step) - penalty(x - step)) / 2
+    torch.testing.assert_close((expected[0] * step).sum(), moved, rtol=1e-5, atol=1e-12)
+
+
 RECURRENCES = {
     "linear_attention": [{"feature_map": "identity", "normalize": False}, {"normalize": False, "scale": -0.7}],
     "retention": [{}], "simple_gla": [{"scale": 0.5}], "gla": [{}], "hgrn2": [{}], "delta_rule": [{}],
@@ -235,7 +262,9 @@ def test_equations_of_recurrences_are_those_of_compositions(name, options, monke
     for own, with_states in itertools.product(RECURRENCES[name], (False, True)):
         arguments = call(name, with_states, {"HV": 2, "H": 1 if options else 2}, **own, **options)
         if name == "selective_scan":
-            arguments |= {"D": None, "z": None} | {x: torch.randn(2, 2, 5, dtype=torch.float64) for x in "BC"}
+            arguments |= {x: torch.randn(2, 2, 5, dtype=torch.float64) for x in "BC"}
+            if not own:
+                arguments |= {"D": None, "z": None, "delta_bias": None}
         elif name == "gla":
             arguments["log_decay_v"] = None
         values = list(arguments.values())

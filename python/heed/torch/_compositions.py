@@ -121,8 +121,9 @@ class Scan:
     def hgrn(self, x: Tensor, g: Tensor, h: Any) -> tuple[Tensor, Tensor]:
         return _ops.hgrn.default(x.contiguous(), g.contiguous(), h, *self.rest())
 
-    def selective(self, u: Tensor, s: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Any) -> tuple[Tensor, Tensor]:
-        """h = exp(s A) h + s u B; y = <C, h>, by hgrn with a channel per state."""
+    def selective(self, u: Tensor, s: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Any, skip: Any,
+                  z: Any) -> tuple[Tensor, Tensor]:
+        """h = exp(s A) h + s u B; o = silu(z) (<C, h> + skip u), by hgrn with a channel per state."""
 
         def weights(x: Tensor) -> Tensor:  # of each channel: [S, T, D, N] or what it is expanded from
             return x if x.dim() == 2 else x[:, :, None] if x.dim() == 3 else x.repeat_interleave(D // x.shape[2], 2)
@@ -132,7 +133,8 @@ class Scan:
         x = (s * u)[..., None] * weights(B)
         states, final = self.hgrn(x.flatten(2), g.flatten(2), None if h is None else h.flatten(1))
         y = (states.unflatten(2, g.shape[2:]) * weights(C)).sum(-1)
-        return y * self.is_valid(y), final.unflatten(1, g.shape[2:])
+        y = y if skip is None else y + skip * u
+        return (y if z is None else y * F.silu(z)) * self.is_valid(y), final.unflatten(1, g.shape[2:])
 
     def is_valid(self, x: Tensor) -> Tensor:
         """1 for tokens of sequences, 0 behind them, to be multiplied with [S, T, ...]."""
@@ -400,12 +402,7 @@ def _rg_lru(t: SimpleNamespace, h: Any, o: SimpleNamespace) -> tuple[Tensor, ...
 def _selective_scan(t: SimpleNamespace, h: Any, o: SimpleNamespace) -> Any:
     s = t.delta if t.delta_bias is None else t.delta + t.delta_bias
     s = F.softplus(s) if o.delta_softplus else s
-    tensors = t.u, s, t.A, t.B, t.C, h
-    if t.D is None and t.z is None:
-        return Recurrence("selective", tensors)
-    y, final = o.scan.selective(*tensors)
-    y = y if t.D is None else y + t.D * t.u
-    return (y if t.z is None else y * F.silu(t.z)) * o.scan.is_valid(y), final
+    return Recurrence("selective", (t.u, s, t.A, t.B, t.C, h, t.D, t.z))
 
 
 def _ssd(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:

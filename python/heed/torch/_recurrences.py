@@ -18,11 +18,12 @@ decays contribute is moved to the other tensors,
 
 where R(q, k, v) is the recurrence's o: decays between s and t have the tangent c_t - c_s.
 
-TWICE, the gradients of <u, o'> + <W, S_T'> with respect to everything, which are those of these three runs for gla. For
+TWICE, the gradients of <u, o'> + <W, S_T'> with respect to everything. For gla they are those of these three runs. For
 
   delta   S~_t = diag(exp(g_t)) S_{t-1},  x_t = v_t - S~_t^T k_t,  y_t = beta_t x_t,  S_t = S~_t + k_t y_t^T
 
-S is a recurrence of gla with the writes k y^T once y is known. With p = k' - c k and r = k' + c k, which write and read,
+S is a recurrence of gla with the writes k y^T once y is known. With p = k' - c k, which writes, and r = k' + c k, which
+reads,
 
   S' = P + S'' + diag(c) S,  P of the writes (beta p + beta' k) x^T,
   S'' a delta rule of the values v'_t - P~_t^T k_t - S~_t^T r_t,  o' = P^T q + S''^T q + S^T (q' + c q)

@@ -225,7 +225,7 @@ def _ends_in_a_recurrence(mechanism: Any, call: dict[str, Any]) -> bool:
         return call["causal"] and not call["normalize"] and call["initial_z"] is None and not in_forward_mode()
     if mechanism.name == "selective_scan":
         tensors = [x for x in call.values() if isinstance(x, Tensor)]
-        return (call["D"] is None and call["z"] is None and call["B"].dim() == call["C"].dim() == 3
+        return (call["B"].dim() == call["C"].dim() == 3
                 and not torch.is_grad_enabled() and is_plain_memory(*tensors) and not in_forward_mode())
     return mechanism.name in _ENDS_IN_A_RECURRENCE and call.get("log_decay_v") is None and not in_forward_mode()
 

@@ -1,17 +1,19 @@
 # The second derivative of selective scans.
 """Equations of `_second_derivatives.py` for a selective scan whose B and C are given per token:
 
-  h_t = a_t h_{t-1} + x_t B_t,  y_t = <C_t, h_t>,  with a_t = exp(s_t A) and x_t = s_t u_t         h_t: [D, N]
+  h_t = a_t h_{t-1} + x_t B_t,  y_t = <C_t, h_t>,  o_t = silu(z_t) (y_t + D u_t),  with a_t = exp(s_t A), x_t = s_t u_t
 
-In a direction (s', u', A', B', C') with x' = s' u + s u' and g' = s' A + s A', and with the gradient q_t of h_t,
+In a direction (u', s', A', B', C', D', z') with x' = s' u + s u' and g' = s' A + s A',
+
+  o'_t  = silu(z_t) (y'_t + D' u_t + D u'_t) + silu'(z_t) z'_t (y_t + D u_t)
+
+If w_t arrives at o'_t, then dy_t = silu(z_t) w_t arrives at y'_t and dy'_t = silu'(z_t) z'_t w_t at y_t. With the
+gradient q_t of h'_t and q'_t of h_t,
 
   h'_t = a_t h'_{t-1} + x'_t B_t + x_t B'_t + g'_t a_t h_{t-1}
   q_t  = a_{t+1} q_{t+1} + dy_t C_t
-  q'_t = a_{t+1} q'_{t+1} + dy_t C'_t + g'_{t+1} a_{t+1} q_{t+1}
-
-the gradients of <dy, y'> are the derivatives of those of <dy, y>:
-
-  ddy_t = <C'_t, h_t> + <C_t, h'_t>        dC_t = sum over channels of dy_t h'_t
+  q'_t = a_{t+1} q'_{t+1} + dy_t C'_t + dy'_t C_t + g'_{t+1} a_{t+1} q_{t+1}
+  y'_t  = <C'_t, h_t> + <C_t, h'_t>        dC_t = sum over channels of dy_t h'_t + dy'_t h_t
   dx_t  = <q'_t, B_t> + <q_t, B'_t>        dB_t = sum over channels of q'_t x_t + q_t x'_t
   dx'_t = <q_t, B_t>                       dg_t = q'_t a_t h_{t-1} + q_t (a_t h_{t-1})',  dg'_t = q_t a_t h_{t-1}
   ds_t  = <dg_t, A> + <dg'_t, A'>          dA   = sum over tokens of dg_t s_t + dg'_t s'_t
@@ -36,18 +38,53 @@ def _recur(scan: Scan, x: Tensor, g: Tensor, h: Any, out: Tensor, last: Any = No
     return out
 
 
-def twice(scan: Scan, dy: Tensor, W: Any, tensors: Sequence[Any], along: Sequence[Any], needed: Sequence[bool],
+def twice(scan: Scan, w: Tensor, W: Any, tensors: Sequence[Any], along: Sequence[Any], needed: Sequence[bool],
           needed_along: Sequence[bool], scale: float):
-    """Not differentiable: it works in place."""
+    """o' and the final state's tangent, and the gradients of <w, o'> + <W, h_T'>, without derivatives of their own."""
+    *of_scan, D, z = tensors
+    *along_scan, dD, dz = along
+    u, du = tensors[0], along[0]
+    gate = slope = curvature = None
+    dy, dy_along = w, None
+    if z is not None:
+        part = torch.sigmoid(z)
+        gate, slope = z * part, part * (1 + z * (1 - part))
+        curvature = part * (1 - part) * (2 + z * (1 - 2 * part))
+        dy = gate * w
+        dy_along = None if dz is None else slope * dz * w
+    (y, y_along, last), gradients, of_along = _twice(scan, dy, dy_along, W, of_scan, along_scan, needed_along)
+    of_D = of_z = None
+    if D is not None:
+        if du is not None:
+            y_along += D * du
+            of_D = (dy * du).sum((0, 1))
+        if dD is not None:
+            y_along += dD * u
+            gradients[0] += dD * dy
+        if dy_along is not None:
+            y += D * u
+            gradients[0] += D * dy_along
+            of_D = (dy_along * u).sum((0, 1)) + (0 if of_D is None else of_D)
+    o_along = y_along
+    if z is not None:
+        of_z = slope * y_along
+        o_along = gate * y_along
+        if dz is not None:
+            o_along += slope * dz * y
+            of_z += curvature * dz * y
+        of_z *= w
+    return (o_along, last), (*gradients, of_D, of_z), (*of_along, None, None)
+
+
+def _twice(scan: Scan, dy: Tensor, dy_along: Any, W: Any, tensors: Sequence[Any], along: Sequence[Any],
+           needed_along: Sequence[bool]) -> Any:
+    """y, y' and the final state's tangent, and the gradients of <dy, y'> + <dy', y> + <W, h_T'>."""
     u, s, A, B, C, h0 = tensors
     du, ds, dA, dB, dC, dh0 = along
     count, tokens, D = u.shape
     N, back = A.shape[1], scan.reversed()
 
-    def sums(shape: Sequence[int]) -> Tensor:
-        return u.new_zeros(shape)
-
-    u, s, dy, du, ds = (None if z is None else z.contiguous() for z in (u, s, dy, du, ds))
+    u, s, dy, dy_along, du, ds = (None if z is None else z.contiguous() for z in (u, s, dy, dy_along, du, ds))
     if scan.lengths is not None:
         valid = scan.is_valid(s)
         s, ds = s * valid, None if ds is None else ds * valid
@@ -57,18 +94,18 @@ def twice(scan: Scan, dy: Tensor, W: Any, tensors: Sequence[Any], along: Sequenc
     if du is not None:
         x_along = s * du if x_along is None else x_along.addcmul_(s, du)
     # Decays and their tangents have a token more, whose decay is 0: a reversed recurrence begins one later.
-    g_more = sums((count, tokens + 1, D))
+    g_more = u.new_zeros((count, tokens + 1, D))
     moves = ds is not None or dA is not None
     g_along_more = torch.zeros_like(g_more) if moves else None
     g, g_next = g_more[:, :-1], g_more[:, 1:]
     g_along, g_along_next = (g_along_more[:, :-1], g_along_more[:, 1:]) if moves else (None, None)
     h, h_along, q, q_along, w, w_along, e, r, t = (torch.empty_like(x) for _ in range(9))
-    y_along, of_x, of_x_along, of_s = (torch.zeros_like(x) for _ in range(4))
+    y, y_along, of_x, of_x_along, of_s = (torch.zeros_like(x) for _ in range(5))
     of_s_along = torch.zeros_like(x) if needed_along[1] else None
     of_A, of_B, of_C = torch.zeros_like(A), torch.zeros_like(B), torch.zeros_like(C)
-    last, of_h0 = sums((count, D, N)), None if h0 is None else torch.zeros_like(h0)
+    last, of_h0 = u.new_zeros((count, D, N)), None if h0 is None else torch.zeros_like(h0)
     of_dh0 = None if dh0 is None else torch.zeros_like(dh0)
-    zero = sums((count, D))
+    zero = u.new_zeros((count, D))
     for n in range(N):
         A_n, dA_n = (None if z is None else z[:, n].contiguous() for z in (A, dA))
         B_n, C_n, dB_n, dC_n = (None if z is None else z[..., n, None] for z in (B, C, dB, dC))
@@ -97,16 +134,23 @@ def twice(scan: Scan, dy: Tensor, W: Any, tensors: Sequence[Any], along: Sequenc
             written = torch.addcmul(w_along, g_along, e, out=t)
         _recur(scan, written, g, dh0_n, h_along, end)
         last[..., n] = end
+        if dy_along is not None:  # y is read by tangents of z alone
+            y.addcmul_(h, C_n)
         y_along.addcmul_(h_along, C_n)
         if dC is not None:
             y_along.addcmul_(h, dC_n)
-        torch.sum(torch.mul(dy, h_along, out=t), 2, out=of_C[..., n])
+        torch.mul(dy, h_along, out=t)
+        if dy_along is not None:
+            t.addcmul_(dy_along, h)
+        torch.sum(t, 2, out=of_C[..., n])
         torch.mul(dy, C_n, out=w)
         _recur(back, w, g_next, W_n, q)
         if dC is None:
             t.zero_()
         else:
             torch.mul(dy, dC_n, out=t)
+        if dy_along is not None:
+            t.addcmul_(dy_along, C_n)
         if moves:
             t.addcmul_(g_along_next, torch.sub(q, w, out=w))
         _recur(back, t, g_next, None, q_along)
@@ -143,4 +187,4 @@ def twice(scan: Scan, dy: Tensor, W: Any, tensors: Sequence[Any], along: Sequenc
         of_s.addcmul_(du, of_x_along)
     if of_s_along is not None:
         of_s_along.addcmul_(u, of_x_along)
-    return (y_along, last), (of_u, of_s, of_A, of_B, of_C, of_h0), (None, of_s_along, None, None, None, of_dh0)
+    return (y, y_along, last), [of_u, of_s, of_A, of_B, of_C, of_h0], (None, of_s_along, None, None, None, of_dh0)
