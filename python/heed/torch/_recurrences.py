@@ -265,8 +265,11 @@ def _gla_twice(scan: Scan, u: Tensor, W: Any, tensors: Sequence[Any], along: Seq
     q_along, k_along = _plus_product(dq, c, q), _plus_product(dk, c, k, -1)
     if k_along is None and dS is not None:
         k_along = torch.zeros_like(k)
-    u = u if scale == 1 else scale * u
-    total, last = _Sums(), None
+    of_o, u = u, u if scale == 1 else scale * u
+    # The gradient of one decay per head is a sum over values as well as over keys, which takes no run.
+    per_head = need_g and g is not None and g.dim() == 3
+    per_channel = need_g and not per_head
+    total, last, written = _Sums(), None, 0
 
     def run(q: Tensor, k: Tensor, v: Tensor, S: Any, at_end: Any, *needed: bool) -> tuple[Tensor, Sequence[Any]]:
         """Adds a run to o'; returns its final state and its gradients."""
@@ -276,17 +279,22 @@ def _gla_twice(scan: Scan, u: Tensor, W: Any, tensors: Sequence[Any], along: Seq
 
     if q_along is not None:
         last, found = run(q_along, k, v, S, None if c is None or W is None else c_end * W,
-                          need_q and c is not None or need_dq or need_dg, need_k, need_v, need_g, need_S)
+                          need_q and c is not None or need_dq or need_dg, need_k, need_v or per_head, per_channel, need_S)
         total.add("dq k v g S", found)
         if c is not None:
             total.add("end", [last], c_end)
     if k_along is not None:
-        end, found = run(q, k_along, v, dS, W, need_q, need_k and c is not None or need_dk or need_dg, need_v, need_g,
-                         need_dS)
+        end, found = run(q, k_along, v, dS, W, need_q, need_k and c is not None or need_dk or need_dg,
+                         need_v or per_head, per_channel, need_dS)
         total.add("q dk v g dS end", [*found, end])
     if dv is not None:
-        end, found = run(q, k, dv, None, W, need_q, need_k, need_dv, need_g, False)
+        end, found = run(q, k, dv, None, W, need_q, need_k or per_head, need_dv, per_channel, False)
+        written = (k * found[1]).sum(-1) if per_head else 0
         total.add("q k dv g dS end", [*found, end])
+    if per_head and total["o"] is not None:
+        written = written if total["v"] is None else written + (v * total["v"]).sum(-1)
+        at_end = 0 if W is None or total["end"] is None else (W * total["end"]).sum((-2, -1))[:, None]
+        total["g"] = (_from_the_end((of_o * total["o"]).sum(-1) - written) + at_end) * scan.is_valid(g)
     if c is not None and need_q:
         total.add("q", [total["dq"]], c)
     if c is not None and need_k:
