@@ -2,15 +2,19 @@
 """Mechanisms as functions that PyTorch differentiates as often as it likes.
 
 A mechanism's own kernels have one derivative. Here each is written with three recurrences instead, whose backward
-passes are recurrences of the same kinds (`_second_derivatives.py`), so that the chain rule never ends:
+passes are recurrences of the same kinds (`_recurrences.py`), so that the chain rule never ends:
 
   gla     S_t = diag(exp(g_t)) S_{t-1} diag(exp(h_t)) + k_t v_t^T,                    o_t = S_t^T q_t
   rwkv7   S_t = diag(exp(g_t)) S_{t-1} + b_t (S_{t-1}^T a_t)^T + k_t v_t^T,           o_t = S_t^T r_t
   hgrn    h_t = exp(g_t) h_{t-1} + x_t                                                per channel
 
+gla without decays is linear_attention, and with one decay per head simple_gla, which are faster. A composition whose
+last step is a recurrence returns this step instead of its results (`Recurrence`). Among such steps are two that rwkv7
+and hgrn express, delta rules and selective scans: a second derivative uses their own kernels.
+
 A composition takes its tensors with the tokens of each sequence in the order of processing, [S, T, ...] with the first
 token at 0 and zeros behind the last (`Sequences`), the initial states, None where they are absent, and the settings. It
-returns o and the final states.
+returns o and the final states, unless it ends in a recurrence.
 """
 
 from __future__ import annotations

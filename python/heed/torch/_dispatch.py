@@ -191,8 +191,9 @@ def in_forward_mode() -> bool:
 
 
 def is_plain_memory(*tensors: Tensor) -> bool:
-    """Returns whether tensors have data, and belong to no transform of torch.func."""
-    return all(x.__class__ in (Tensor, torch.nn.Parameter) and not _is_wrapped(x) for x in tensors)
+    """Returns whether tensors have data as it stands in memory, and belong to no transform of torch.func."""
+    kinds = (Tensor, torch.nn.Parameter)
+    return all(x.__class__ in kinds and not _is_wrapped(x) and not x.is_neg() for x in tensors)
 
 
 def pattern_key(pattern: Any) -> str:

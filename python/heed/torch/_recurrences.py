@@ -30,7 +30,8 @@ reads,
 
 and what arrives at x, directly and through y, is brought to v by a delta rule in reverse (`_erased_later`).
 
-Every sum over tokens is again one of the recurrences, so that all of this has derivatives too.
+Every sum over tokens is again one of the recurrences, so that all of this has derivatives too, except for selective
+scans (`_selective_derivatives.py`).
 """
 
 from __future__ import annotations
@@ -279,7 +280,8 @@ def _gla_twice(scan: Scan, u: Tensor, W: Any, tensors: Sequence[Any], along: Seq
 
     if q_along is not None:
         last, found = run(q_along, k, v, S, None if c is None or W is None else c_end * W,
-                          need_q and c is not None or need_dq or need_dg, need_k, need_v or per_head, per_channel, need_S)
+                          need_q and c is not None or need_dq or need_dg, need_k, need_v or per_head, per_channel,
+                          need_S)
         total.add("dq k v g S", found)
         if c is not None:
             total.add("end", [last], c_end)
@@ -452,9 +454,12 @@ def _delta_twice(scan: Scan, u: Tensor, W: Any, tensors: Sequence[Any], along: S
     return ((total["o"], total["end"]), [total[x] for x in ("q", "k", "v", "beta", "g", "S")], (None,) * 6)
 
 
+# By the method of Scan: a function of the recurrence's tensors, their tangents, and which gradients are needed, that
+# returns o' and S_T', the gradients of the tensors and those of the tangents, None for zeros and what is not needed.
 TWICE = {"gla": _gla_twice, "delta": _delta_twice, "selective": _selective_derivatives.twice}
 
 
 _GLA = ("q", "k", "v", "log_decay", "log_decay_v", "initial_state")
+# By operator, the arguments that its equations take, in order.
 TENSORS = {"linear_attention": _GLA, "simple_gla": _GLA, "gla": _GLA, "hgrn": ("x", "log_decay", "initial_state"),
-            "rwkv7": ("r", "log_decay", "k", "v", "a", "b", "initial_state")}
+           "rwkv7": ("r", "log_decay", "k", "v", "a", "b", "initial_state")}
