@@ -33,6 +33,16 @@ from heed import _core
 from heed.torch._compositions import Scan
 
 
+def _in_rows(x: Any) -> Any:
+    """[S, T, D], contiguous. PyTorch transposes matrices by blocks, but tensors of more axes element by element."""
+    if x is None or x.is_contiguous():
+        return x
+    rows = x.new_empty(x.shape)
+    for to, sequence in zip(rows, x):
+        to.copy_(sequence)
+    return rows
+
+
 def _recur(scan: Scan, x: Tensor, g: Tensor, h: Any, out: Tensor, last: Any = None) -> Tensor:
     _core._torch_hgrn(x, g, h, *scan.rest(), out, last)
     return out
@@ -41,9 +51,9 @@ def _recur(scan: Scan, x: Tensor, g: Tensor, h: Any, out: Tensor, last: Any = No
 def twice(scan: Scan, w: Tensor, W: Any, tensors: Sequence[Any], along: Sequence[Any], needed: Sequence[bool],
           needed_along: Sequence[bool], scale: float):
     """o' and the final state's tangent, and the gradients of <w, o'> + <W, h_T'>, without derivatives of their own."""
-    *of_scan, D, z = tensors
-    *along_scan, dD, dz = along
-    u, du = tensors[0], along[0]
+    u, s, *of_scan, D, z = tensors
+    du, ds, *along_scan, dD, dz = along
+    w, u, s, z, du, ds, dz = map(_in_rows, (w, u, s, z, du, ds, dz))
     gate = slope = curvature = None
     dy, dy_along = w, None
     if z is not None:
@@ -52,7 +62,8 @@ def twice(scan: Scan, w: Tensor, W: Any, tensors: Sequence[Any], along: Sequence
         curvature = part * (1 - part) * (2 + z * (1 - 2 * part))
         dy = gate * w
         dy_along = None if dz is None else slope * dz * w
-    (y, y_along, last), gradients, of_along = _twice(scan, dy, dy_along, W, of_scan, along_scan, needed_along)
+    (y, y_along, last), gradients, of_along = _twice(scan, dy, dy_along, W, (u, s, *of_scan), (du, ds, *along_scan),
+                                                       needed_along)
     of_D = of_z = None
     if D is not None:
         if du is not None:
@@ -83,8 +94,6 @@ def _twice(scan: Scan, dy: Tensor, dy_along: Any, W: Any, tensors: Sequence[Any]
     du, ds, dA, dB, dC, dh0 = along
     count, tokens, D = u.shape
     N, back = A.shape[1], scan.reversed()
-
-    u, s, dy, dy_along, du, ds = (None if z is None else z.contiguous() for z in (u, s, dy, dy_along, du, ds))
     if scan.lengths is not None:
         valid = scan.is_valid(s)
         s, ds = s * valid, None if ds is None else ds * valid
