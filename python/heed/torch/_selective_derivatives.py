@@ -108,8 +108,10 @@ def _twice(scan: Scan, dy: Tensor, dy_along: Any, W: Any, tensors: Sequence[Any]
     g_along_more = torch.zeros_like(g_more) if moves else None
     g, g_next = g_more[:, :-1], g_more[:, 1:]
     g_along, g_along_next = (g_along_more[:, :-1], g_along_more[:, 1:]) if moves else (None, None)
-    h, h_along, q, q_along, w, w_along, e, r, t = (torch.empty_like(x) for _ in range(9))
-    y, y_along, of_x, of_x_along, of_s = (torch.zeros_like(x) for _ in range(5))
+    h, h_along, q, q_along, w, w_along, e, t = (torch.empty_like(x) for _ in range(8))
+    y_along, of_x, of_s = (torch.zeros_like(x) for _ in range(3))
+    y = None if dy_along is None else torch.zeros_like(x)  # y is read by tangents of z alone
+    of_x_along = None if x_along is None and not needed_along[1] else torch.zeros_like(x)
     of_s_along = torch.zeros_like(x) if needed_along[1] else None
     of_A, of_B, of_C = torch.zeros_like(A), torch.zeros_like(B), torch.zeros_like(C)
     last, of_h0 = u.new_zeros((count, D, N)), None if h0 is None else torch.zeros_like(h0)
@@ -143,7 +145,7 @@ def _twice(scan: Scan, dy: Tensor, dy_along: Any, W: Any, tensors: Sequence[Any]
             written = torch.addcmul(w_along, g_along, e, out=t)
         _recur(scan, written, g, dh0_n, h_along, end)
         last[..., n] = end
-        if dy_along is not None:  # y is read by tangents of z alone
+        if y is not None:
             y.addcmul_(h, C_n)
         y_along.addcmul_(h_along, C_n)
         if dC is not None:
@@ -168,10 +170,11 @@ def _twice(scan: Scan, dy: Tensor, dy_along: Any, W: Any, tensors: Sequence[Any]
             t.addcmul_(x_along, q)
         torch.sum(t, 2, out=of_B[..., n])
         of_x.addcmul_(q_along, B_n)
-        of_x_along.addcmul_(q, B_n)
+        if of_x_along is not None:
+            of_x_along.addcmul_(q, B_n)
         if dB is not None:
             of_x.addcmul_(q, dB_n)
-        torch.mul(q, e, out=r)
+        r = torch.mul(q, e, out=w)
         torch.mul(q_along, e, out=t).addcmul_(q, h_along.sub_(w_along))
         of_s.addcmul_(t, A_n)
         if dA is not None:
