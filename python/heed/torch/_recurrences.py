@@ -240,19 +240,23 @@ def _gradients_of_gla(scan: Scan, u: Tensor, W: Any, q: Tensor, k: Tensor, v: Te
                       needed: Sequence[bool]) -> Sequence[Any]:
     """The gradients of q, k, v, g and S of what arrives at o and at the state, None where they are not needed.
 
-    Where a state has one decay, a sum over tokens is a run of its own, so that none is computed in vain. Decays of
-    columns cost too much for that.
+    Without decays per channel, a sum over tokens is a run of its own, so that none is computed in vain; decays of
+    columns cost too much for that. The gradient of decays is the kernels', which have it without cancellation.
     """
     need_q, need_k, need_v, need_g, need_S = needed
-    if g is None or g.dim() == 3:
-        dq, dk, dv, dg, _, dS = _gla(scan, u, W, q, k, v, g, None, S, (need_q, need_k, need_v, need_g, False, need_S))
-        return dq, dk, dv, dg, dS
-    need_S = need_S and S is not None
-    if not any((need_q, need_k, need_v, need_g, need_S)):
+    need_g, need_S = need_g and g is not None, need_S and S is not None
+    wanted = [need_q, need_k, need_v, need_g, need_S]
+    if not any(wanted):
         return (None,) * 5
-    wanted = [need_q, need_k, need_v, need_g, False, need_S]
-    found = iter(_ops.gla_backward.default(u, W, wanted, q, k, v, g, None, 1.0, S, *scan.rest()))
-    return [next(found) if need else None for need in (need_q, need_k, need_v, need_g, need_S)]
+    if g is None or g.dim() == 3 and not need_g:
+        dq, dk, dv, dg, _, dS = _gla(scan, u, W, q, k, v, g, None, S, (*wanted[:4], False, need_S))
+        return dq, dk, dv, dg, dS
+    if g.dim() == 3:
+        found = _ops.simple_gla_backward.default(u, W, wanted, q, k, v, g, 1.0, S, *scan.rest())
+    else:
+        found = _ops.gla_backward.default(u, W, [*wanted[:4], False, need_S], q, k, v, g, None, 1.0, S, *scan.rest())
+    found = iter(found)
+    return [next(found) if want else None for want in wanted]
 
 
 def _gla_twice(scan: Scan, u: Tensor, W: Any, tensors: Sequence[Any], along: Sequence[Any], needed: Sequence[bool],
@@ -266,11 +270,8 @@ def _gla_twice(scan: Scan, u: Tensor, W: Any, tensors: Sequence[Any], along: Seq
     q_along, k_along = _plus_product(dq, c, q), _plus_product(dk, c, k, -1)
     if k_along is None and dS is not None:
         k_along = torch.zeros_like(k)
-    of_o, u = u, u if scale == 1 else scale * u
-    # The gradient of one decay per head is a sum over values as well as over keys, which takes no run.
-    per_head = need_g and g is not None and g.dim() == 3
-    per_channel = need_g and not per_head
-    total, last, written = _Sums(), None, 0
+    u = u if scale == 1 else scale * u
+    total, last = _Sums(), None
 
     def run(q: Tensor, k: Tensor, v: Tensor, S: Any, at_end: Any, *needed: bool) -> tuple[Tensor, Sequence[Any]]:
         """Adds a run to o'; returns its final state and its gradients."""
@@ -280,23 +281,17 @@ def _gla_twice(scan: Scan, u: Tensor, W: Any, tensors: Sequence[Any], along: Seq
 
     if q_along is not None:
         last, found = run(q_along, k, v, S, None if c is None or W is None else c_end * W,
-                          need_q and c is not None or need_dq or need_dg, need_k, need_v or per_head, per_channel,
-                          need_S)
+                          need_q and c is not None or need_dq or need_dg, need_k, need_v, need_g, need_S)
         total.add("dq k v g S", found)
         if c is not None:
             total.add("end", [last], c_end)
     if k_along is not None:
-        end, found = run(q, k_along, v, dS, W, need_q, need_k and c is not None or need_dk or need_dg,
-                         need_v or per_head, per_channel, need_dS)
+        end, found = run(q, k_along, v, dS, W, need_q, need_k and c is not None or need_dk or need_dg, need_v, need_g,
+                         need_dS)
         total.add("q dk v g dS end", [*found, end])
     if dv is not None:
-        end, found = run(q, k, dv, None, W, need_q, need_k or per_head, need_dv, per_channel, False)
-        written = (k * found[1]).sum(-1) if per_head else 0
+        end, found = run(q, k, dv, None, W, need_q, need_k, need_dv, need_g, False)
         total.add("q k dv g dS end", [*found, end])
-    if per_head and total["o"] is not None:
-        written = written if total["v"] is None else written + (v * total["v"]).sum(-1)
-        at_end = 0 if W is None or total["end"] is None else (W * total["end"]).sum((-2, -1))[:, None]
-        total["g"] = (_from_the_end((of_o * total["o"]).sum(-1) - written) + at_end) * scan.is_valid(g)
     if c is not None and need_q:
         total.add("q", [total["dq"]], c)
     if c is not None and need_k:
