@@ -267,31 +267,27 @@ def _gla_twice(scan: Scan, u: Tensor, W: Any, tensors: Sequence[Any], along: Seq
     need_dq, need_dk, need_dv, need_dg, _, need_dS = needed_along
     c = _per_channel(_sums_of_decays(scan, dg))
     c_end = None if c is None else c[:, -1, ..., None]
-    q_along, k_along = _plus_product(dq, c, q), _plus_product(dk, c, k, -1)
-    if k_along is None and dS is not None:
-        k_along = torch.zeros_like(k)
     u = u if scale == 1 else scale * u
     total, last = _Sums(), None
 
-    def run(q: Tensor, k: Tensor, v: Tensor, S: Any, at_end: Any, *needed: bool) -> tuple[Tensor, Sequence[Any]]:
-        """Adds a run to o'; returns its final state and its gradients."""
+    def run(names: str, q: Tensor, k: Tensor, v: Tensor, S: Any, at_end: Any, *needed: bool) -> Tensor:
+        """Adds a run to o', and its gradients to these; returns its final state."""
         o, end = scan.gla(q, k, v, g, None, S, scale)
         total.add("o", [o])
-        return end, _gradients_of_gla(scan, u, at_end, q, k, v, g, S, needed)
+        total.add(names, _gradients_of_gla(scan, u, at_end, q, k, v, g, S, needed))
+        return end
 
-    if q_along is not None:
-        last, found = run(q_along, k, v, S, None if c is None or W is None else c_end * W,
-                          need_q and c is not None or need_dq or need_dg, need_k, need_v, need_g, need_S)
-        total.add("dq k v g S", found)
+    if dq is not None or c is not None:
+        last = run("dq k v g S", _plus_product(dq, c, q), k, v, S, None if c is None or W is None else c_end * W,
+                   need_q and c is not None or need_dq or need_dg, need_k, need_v, need_g, need_S)
         if c is not None:
             total.add("end", [last], c_end)
-    if k_along is not None:
-        end, found = run(q, k_along, v, dS, W, need_q, need_k and c is not None or need_dk or need_dg, need_v, need_g,
-                         need_dS)
-        total.add("q dk v g dS end", [*found, end])
+    if dk is not None or c is not None or dS is not None:
+        k_along = _plus_product(dk, c, k, -1)
+        total.add("end", [run("q dk v g dS", q, torch.zeros_like(k) if k_along is None else k_along, v, dS, W, need_q,
+                              need_k and c is not None or need_dk or need_dg, need_v, need_g, need_dS)])
     if dv is not None:
-        end, found = run(q, k, dv, None, W, need_q, need_k, need_dv, need_g, False)
-        total.add("q k dv g dS end", [*found, end])
+        total.add("end", [run("q k dv g -", q, k, dv, None, W, need_q, need_k, need_dv, need_g, False)])
     if c is not None and need_q:
         total.add("q", [total["dq"]], c)
     if c is not None and need_k:
