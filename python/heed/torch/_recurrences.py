@@ -352,7 +352,7 @@ def _delta_twice(scan: Scan, u: Tensor, W: Any, tensors: Sequence[Any], along: S
         return x if factor is None or x is None else factor * x
 
     def first(state: Any, key: Any) -> Any:
-        """What the first token's key reads."""
+        """Returns what the first token's key reads."""
         return None if state is None or key is None else read_key(state, key[:, 0])
 
     def before(later: Tensor, first: Any) -> Tensor:

@@ -52,7 +52,7 @@ def _tensors_of(mechanism: Any, call: dict[str, Any]) -> list[Any]:
 
 
 class _Layout:
-    """Where a call's tensors have its tokens, and the dtype of its composition."""
+    """The place where a call's tensors have its tokens, and the dtype of its composition."""
 
     def __init__(self, mechanism: Any, call: dict[str, Any]):
         self.mechanism = mechanism
