@@ -1,8 +1,8 @@
 # HEED_WITH_MPI: the tests of several processes and the example, with the MPI that CMake finds. The library needs none.
+set(MPI_CXX_SKIP_MPICXX ON)  # mpi.h without classes of MPI-2
 find_package(MPI REQUIRED COMPONENTS CXX)
 function(heed_add_mpi_program name source)
   add_executable(${name} ${PROJECT_SOURCE_DIR}/${source})
-  target_compile_definitions(${name} PRIVATE MPICH_SKIP_MPICXX OMPI_SKIP_MPICXX)  # mpi.h without classes of MPI-2
   target_link_libraries(${name} PRIVATE heed::distributed heed::heed MPI::MPI_CXX)
 endfunction()
 function(heed_add_mpi_test name program ranks)

@@ -230,13 +230,83 @@ TEST_P(Distributed, LastTokensFirst) {
 }
 
 TEST_P(Distributed, NumbersAreThoseOfTheWhole) {
-  if (GetParam().name == "rg_lru") GTEST_SKIP() << "its first token of a sequence is not like a zero state";
   const int64_t lengths[] = {150, 40}, starts[] = {120, 3};
   Numbers numbers;
   numbers.lengths = {lengths, DType::kI64, {2}};
   numbers.starts = {starts, DType::kI64, {2}};
   const Call call(GetParam(), DType::kF64, 150, 8);
   ExpectNear(call, Divided(call, {70, 80}, {.segment = 64}, numbers), Single(call, numbers), 1e-11, "lengths");
+}
+
+// A sequence that begins after the first segment, and no states before it.
+TEST_P(Distributed, SequencesMayBeginAnywhere) {
+  const int64_t lengths[] = {150, 60}, starts[] = {120, 3};
+  Numbers numbers;
+  numbers.lengths = {lengths, DType::kI64, {2}};
+  numbers.starts = {starts, DType::kI64, {2}};
+  Call call(GetParam(), DType::kF64, 150, 12);
+  call.initial = {};
+  if (GetParam().name != "rg_lru") {
+    ExpectNear(call, Divided(call, {70, 80}, {.segment = 64}, numbers), Single(call, numbers), 1e-11, "starts");
+    return;
+  }
+  // The first token of a sequence without an initial state differs from one after a state of zeros.
+  const Passes passes = PassesOf("rg_lru");
+  LocalRanks ranks(2);
+  for (const std::exception_ptr& error : ranks.Run([&](const Group& group) {
+         Context ctx(1);
+         const int64_t begin = group.rank() * 75;
+         const auto tensors = call.Tokens(begin, begin + 75);
+         passes.forward(ctx, group, {tensors}, numbers, {call.o.view().Slice(1, begin, begin + 75)}, {});
+       })) {
+    ASSERT_TRUE(error);
+    EXPECT_THROW(std::rethrow_exception(error), Unsupported);
+  }
+}
+
+// Packed sequences: one ends and one begins within each part, and one has no tokens.
+TEST(DistributedStates, OfPackedSequencesAreOnePerSequence) {
+  const int64_t offsets[] = {0, 60, 60, 90, 150};
+  for (const char* const name : {"gla", "gated_delta_rule", "mlstm", "selective_scan", "causal_conv1d"}) {
+    const Passes passes = PassesOf(name);
+    const Call call(*std::ranges::find(Mechanisms(), name, &Mechanism::name), DType::kF64, 150, 13);
+    Numbers numbers;
+    numbers.cu_seqlens = {offsets, DType::kI64, {5}};
+    const auto first = [](std::vector<ConstTensorView> tensors, const Table& table) {
+      for (size_t i = 0; i < tensors.size(); ++i) {
+        if (tensors[i].present() && table.tensors[i].over_tokens()) tensors[i] = tensors[i].Slice(0, 0, 1);
+      }
+      return tensors;
+    };
+    StateBuffers expected, got;
+    for (const StateTensor& state : call.m.table.states) {
+      AxisSizes sizes = call.sizes;
+      sizes.B = 4;
+      expected.buffers.emplace_back(DType::kF64, ShapeOf(state.axes, sizes));
+      got.buffers.emplace_back(DType::kF64, ShapeOf(state.axes, sizes));
+    }
+    const Buffer o = call.Output();
+    const auto whole = first(call.Tokens(0, 150), call.m.table);
+    const auto final = expected.views();
+    Context one(1);
+    passes.single_forward(one, {whole}, numbers, {call.o.view().Slice(0, 0, 1), final});
+    LocalRanks ranks(2);
+    ExpectNone(ranks.Run([&](const Group& group) {
+      Context ctx(1);
+      const int64_t begin = group.rank() * 75;
+      const std::vector<TensorView> states = got.views();
+      const auto tensors = first(call.Tokens(begin, begin + 75), call.m.table);
+      passes.forward(ctx, group, {tensors}, numbers,
+                     {o.view().Slice(0, 0, 1).Slice(call.OutputAxis(), begin, begin + 75),
+                      group.rank() == 1 ? StateViews(states) : StateViews()},
+                     {.segment = 64});
+    }));
+    EXPECT_LE(Difference(o.view().Slice(0, 0, 1), call.o.view().Slice(0, 0, 1)), 1e-11) << name;
+    const StateBuffers a = Absolute(call.m, got), b = Absolute(call.m, expected);
+    for (size_t i = 0; i < a.buffers.size(); ++i) {
+      EXPECT_LE(Difference(a.buffers[i].view(), b.buffers[i].view()), 1e-11) << name;
+    }
+  }
 }
 
 TEST_P(Distributed, BitsFollowFromTheCutsAlone) {

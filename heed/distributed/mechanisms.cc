@@ -107,6 +107,7 @@ Operation Bound(const char* name, const mechanism::Table& table, const Options& 
   if constexpr (requires { options.causal; }) operation.causal = options.causal;
   if constexpr (requires { options.normalize; }) operation.normalize = options.normalize;
   operation.taylor = operation.name == "based";
+  operation.zeros_differ = operation.name == "rg_lru";
   operation.options = OptionsText(options);
   operation.forward = [=](Context& ctx, const Arguments& in, const SequenceNumbers& numbers, const Results& out) {
     f.Forward(ctx, in, WithNumbers(options, numbers), out);

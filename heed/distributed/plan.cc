@@ -182,6 +182,26 @@ void SequencePlan::CheckNumbers(int64_t total) const {
   }
 }
 
+void SequencePlan::CheckFirstTokens(bool has_initial) const {
+  if (!of_.zeros_differ || has_initial || last_ == 0) return;
+  const ConstTensorView &packed = of_.numbers.cu_seqlens, &lengths = of_.numbers.lengths, &starts = of_.numbers.starts;
+  const auto number = [](const ConstTensorView& t, int64_t i) {
+    return LoadAsInt64(t.dtype(), t.data(), i * t.stride(0));
+  };
+  const Part& first = parts_[0];
+  const int64_t total = std::max(first.end, parts_[last_].end);
+  const int64_t sequences = packed.present() ? packed.size(0) - 1 : SizeOfAxis('B');
+  for (int64_t i = 0; i < sequences; ++i) {
+    const int64_t begin = packed.present() ? number(packed, i) : starts.present() ? number(starts, i) : 0;
+    const int64_t end = packed.present() ? number(packed, i + 1) : lengths.present() ? number(lengths, i) : total;
+    const int64_t token = backwards_ ? end - 1 : begin;
+    if (begin >= end || (first.begin <= token && token < first.end)) continue;
+    throw Unsupported(op_ + ": sequence " + std::to_string(i) + " begins with token " + std::to_string(token) +
+                      ", expected one of the first segment, tokens " + std::to_string(first.begin) + " to " +
+                      std::to_string(first.end) + ", without an initial state");
+  }
+}
+
 void SequencePlan::Start(bool backward) {
   const auto bits = [](const auto& views) {
     int64_t mask = 0;
@@ -189,7 +209,7 @@ void SequencePlan::Start(bool backward) {
     return mask;
   };
   const Numbers own = {tokens_, bits(in_.initial) | (backward ? bits(out_.states) : 0),
-                       backward ? bits(in_.d_final) : bits(out_.states)};
+                       backward ? bits(in_.d_final) : bits(out_.states), bits(in_.initial)};
   agreed_ = Agree(group_, op_, own, [&] { return Describe(backward); });
   if (!of_.causal) throw Unsupported(op_ + ": causal is false, expected true with a group: all tokens see each other");
   std::vector<int64_t> counts;
@@ -210,6 +230,7 @@ void SequencePlan::Start(bool backward) {
   if (agreed_[static_cast<size_t>(first)][1] != 0 && parts_[0].rank != first) {
     throw Unsupported(op_ + ": rank " + std::to_string(first) + " has an initial state and no tokens, expected some");
   }
+  CheckFirstTokens(agreed_[static_cast<size_t>(first)][3] != 0);
   summed_.resize(of_.table.tensors.size());
 }
 

@@ -139,6 +139,8 @@ class SequencePlan {
 
   std::string Describe(bool backward);
   void CheckNumbers(int64_t total) const;
+  // Throws Unsupported for a sequence that begins after the first segment, whose state before it would be zeros.
+  void CheckFirstTokens(bool has_initial) const;
   void FindShapes();
   int64_t SizeOfAxis(char letter) const;
   int first_rank() const { return backwards_ ? group_.size() - 1 : 0; }

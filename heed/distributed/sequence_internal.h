@@ -25,8 +25,9 @@ struct Operation {
   mechanism::Table table;
   SequenceNumbers numbers;
   bool reverse = false, causal = true, normalize = true;
-  bool taylor = false;  // features of K channels are those of a Taylor expansion
-  std::string options;  // as ranks compare them
+  bool taylor = false;        // features of K channels are those of a Taylor expansion
+  bool zeros_differ = false;  // a sequence without an initial state is not like one with zeros
+  std::string options;        // as ranks compare them
 
   // Calls on a segment, with its own numbers.
   std::function<void(Context&, const mechanism::Arguments&, const SequenceNumbers&, const mechanism::Results&)> forward,
