@@ -81,8 +81,8 @@ void Run(const heed::distributed::Group& group, const std::string& text) {
   // Parts begin at multiples of a segment.
   const auto tokens = static_cast<int64_t>(text.size());
   const int64_t segments = (tokens + kSegment - 1) / kSegment;
-  const auto border = [&](int64_t rank) { return std::min(tokens, segments * rank / group.size() * kSegment); };
-  const int64_t begin = border(group.rank()), count = border(group.rank() + 1) - begin;
+  const auto first_of = [&](int64_t rank) { return std::min(tokens, segments * rank / group.size() * kSegment); };
+  const int64_t begin = first_of(group.rank()), count = first_of(group.rank() + 1) - begin;
 
   const auto start = std::chrono::steady_clock::now();
   heed::Context ctx(1);

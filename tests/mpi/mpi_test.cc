@@ -144,10 +144,10 @@ int main(int argc, char** argv) {
       const distributed::Group group(mpi.transport());
       // Uneven parts, which do not begin at multiples of the segments; of three or more ranks one has no tokens.
       const int size = group.size();
-      const auto border = [&](int r) {
+      const auto first_of = [&](int r) {
         return r == 0 ? 0 : r == size ? T : T * (r / 2 * 2) / size + (size == 2 ? 107 : 0);
       };
-      const int64_t begin = border(rank), end = border(rank + 1);
+      const int64_t begin = first_of(rank), end = first_of(rank + 1);
       TestMechanisms(group, begin, end);
       TestAttention(group, begin, end);
       TestErrors(group);
