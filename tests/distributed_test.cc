@@ -410,6 +410,17 @@ TEST(DistributedErrors, EveryRankRefusesWhatOneRefuses) {
         Forward(ctx, group, in, {}, {of.Output(group), {}});
       },
       "v has shape [2,4,4,12], expected 10 tokens as in q");
+  const Buffer positive(DType::kF32, of.call.Tokens(0, 10)[3].sizes());
+  positive.FillConstant(0.5);
+  ExpectRefused(
+      of,
+      [&](Context& ctx, const Group& group) {
+        gla::Inputs in = of.Inputs(group);
+        if (group.rank() == 1) in.log_decay = positive.view();
+        ctx.set_checks(true);
+        Forward(ctx, group, in, {}, {of.Output(group), {}});
+      },
+      "log_decay has an element 0.500000, expected <= 0 everywhere");
   ExpectRefused(
       of,
       [&](Context& ctx, const Group& group) {

@@ -76,7 +76,20 @@ void SequencePlan::FindShapes() {
   }
 }
 
-std::string SequencePlan::Describe(bool backward) {
+void SequencePlan::CheckValues() const {
+  for (size_t i = 0; i < of_.table.tensors.size(); ++i) {
+    const Tensor& tensor = of_.table.tensors[i];
+    const ConstTensorView& t = At(in_.tensors, i);
+    if (!t.present() || (tensor.values != mechanism::kDecays && tensor.values != mechanism::kRates)) continue;
+    const Bytes packed = Packed(t);
+    for (int64_t at = 0; at < t.num_elements(); ++at) {
+      const double value = LoadAsDouble(t.dtype(), packed.data(), at);
+      if (!(value <= 0)) Refuse(op_, tensor.name, "has an element " + std::to_string(value), "<= 0 everywhere");
+    }
+  }
+}
+
+std::string SequencePlan::Describe(const Context& ctx, bool backward) {
   const auto& table = of_.table;
   if (options_.segment < 1) Refuse(op_, "segment", "is " + std::to_string(options_.segment), "1 or more");
   if (!of_.causal) throw Unsupported(op_ + ": causal is false, expected true with a group: all tokens see each other");
@@ -114,7 +127,7 @@ std::string SequencePlan::Describe(bool backward) {
   const PartNumbers numbers(of_.numbers, {0, 0, 0});
   std::vector<ConstTensorView> tensors;
   for (size_t i = 0; i < table.tensors.size(); ++i) tensors.push_back(Tokens(At(in_.tensors, i), axes_[i], 0, 0));
-  Context ctx(1);
+  Context one(1);
   const ConstTensorView& o = backward ? in_.d_o : out_.o;
   const char* const o_name = backward ? "d_o" : "o";
   if (backward) {
@@ -122,15 +135,16 @@ std::string SequencePlan::Describe(bool backward) {
     for (size_t i = 0; i < out_.gradients.size(); ++i) {
       gradients.push_back(axes_[i] < 0 ? TensorView() : Tokens(out_.gradients[i], axes_[i], 0, 0));
     }
-    of_.backward(ctx, {tensors, in_.initial, Tokens(in_.d_o, o_axis_, 0, 0), in_.d_final}, numbers.views,
+    of_.backward(one, {tensors, in_.initial, Tokens(in_.d_o, o_axis_, 0, 0), in_.d_final}, numbers.views,
                  {{}, {}, gradients});
     text += ", " + Described("d_o", in_.d_o, o_axis_);
   } else {
-    of_.forward(ctx, {tensors, in_.initial}, numbers.views, {Tokens(out_.o, o_axis_, 0, 0)});
+    of_.forward(one, {tensors, in_.initial}, numbers.views, {Tokens(out_.o, o_axis_, 0, 0)});
   }
   if (o.size(o_axis_) != tokens_) {
     Refuse(op_, o_name, "has shape " + o.ShapeString(), std::to_string(tokens_) + " tokens");
   }
+  if (ctx.checks()) CheckValues();
   FindShapes();
   const auto check = [&](const std::string& name, const TensorView& t, DType dtype, std::span<const int64_t> sizes) {
     CheckOnCpu(op_, name, t);
@@ -202,7 +216,7 @@ void SequencePlan::CheckFirstTokens(bool has_initial) const {
   }
 }
 
-void SequencePlan::Start(bool backward) {
+void SequencePlan::Start(const Context& ctx, bool backward) {
   const auto bits = [](const auto& views) {
     int64_t mask = 0;
     for (size_t i = 0; i < views.size(); ++i) mask |= static_cast<int64_t>(views[i].present()) << i;
@@ -210,7 +224,7 @@ void SequencePlan::Start(bool backward) {
   };
   const Numbers own = {tokens_, bits(in_.initial) | (backward ? bits(out_.states) : 0),
                        backward ? bits(in_.d_final) : bits(out_.states), bits(in_.initial)};
-  agreed_ = Agree(group_, op_, own, [&] { return Describe(backward); });
+  agreed_ = Agree(group_, op_, own, [&] { return Describe(ctx, backward); });
   if (!of_.causal) throw Unsupported(op_ + ": causal is false, expected true with a group: all tokens see each other");
   std::vector<int64_t> counts;
   int64_t total = 0;

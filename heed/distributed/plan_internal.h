@@ -130,14 +130,16 @@ class SequencePlan {
   }
 
   // Agrees with the other ranks on the call, and cuts the sequence.
-  void Start(bool backward);
+  void Start(const Context& ctx, bool backward);
   void Forward(Context& ctx);
   void Backward(Context& ctx);
 
  private:
   using Content = SequenceStates::Content;
 
-  std::string Describe(bool backward);
+  std::string Describe(const Context& ctx, bool backward);
+  // Throws for a log decay or a rate that is positive, as a Context with checks does.
+  void CheckValues() const;
   void CheckNumbers(int64_t total) const;
   // Throws Unsupported for a sequence that begins after the first segment, whose state before it would be zeros.
   void CheckFirstTokens(bool has_initial) const;

@@ -242,14 +242,14 @@ void SequencePlan::Backward(Context& ctx) {
 void Forward(Context& ctx, const Group& group, const Operation& operation, const Arguments& in, const Results& out,
              const SequenceOptions& sequence) {
   SequencePlan plan(group, operation, "Forward", in, out, sequence);
-  plan.Start(false);
+  plan.Start(ctx, false);
   plan.Forward(ctx);
 }
 
 void Backward(Context& ctx, const Group& group, const Operation& operation, const Arguments& in, const Results& out,
               const SequenceOptions& sequence) {
   SequencePlan plan(group, operation, "Backward", in, out, sequence);
-  plan.Start(true);
+  plan.Start(ctx, true);
   plan.Backward(ctx);
 }
 
