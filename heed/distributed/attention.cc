@@ -239,10 +239,10 @@ void Plan::ScatterSum(const ConstTensorView& whole, const TensorView& part) cons
     bytes.assign(of_rank.bytes().begin(), of_rank.bytes().end());
   }
   const auto num_bytes = static_cast<int64_t>(sent[static_cast<size_t>(group_.rank())].size());
-  const std::vector<Bytes> received =
-      Exchange(group_, sent, std::vector<int64_t>(static_cast<size_t>(group_.size()), num_bytes));
-  for (size_t r = 0; r < received.size(); ++r) {
-    const ConstTensorView term(received[r].data(), part.dtype(), part.sizes());
+  const Messages received =
+      Exchange(group_, std::move(sent), std::vector<int64_t>(static_cast<size_t>(group_.size()), num_bytes));
+  for (size_t r = 0; r < ranges_.size(); ++r) {
+    const ConstTensorView term(received[r], part.dtype(), part.sizes());
     r == 0 ? Copy(term, part) : Add(term, part);
   }
 }
@@ -259,13 +259,13 @@ Owned Plan::HeadsOf(const ConstTensorView& t, int tokens, int heads) const {
     num_received.push_back(ConstTensorView(nullptr, t.dtype(), shape).num_elements() *
                            static_cast<int64_t>(SizeOf(t.dtype())));
   }
-  const std::vector<Bytes> received = Exchange(group_, sent, num_received);
+  const Messages received = Exchange(group_, std::move(sent), num_received);
   shape[tokens_axis] = total_;
   Owned whole(t.dtype(), shape);
-  for (size_t r = 0; r < received.size(); ++r) {
+  for (size_t r = 0; r < ranges_.size(); ++r) {
     const TokenRange& range = ranges_[r][0];
     shape[tokens_axis] = range.size();
-    Copy(ConstTensorView(received[r].data(), t.dtype(), shape), whole.view().Slice(tokens, range.begin, range.end));
+    Copy(ConstTensorView(received[r], t.dtype(), shape), whole.view().Slice(tokens, range.begin, range.end));
   }
   return whole;
 }
@@ -280,11 +280,11 @@ void Plan::TokensBack(const ConstTensorView& t, int tokens, int heads, const Ten
   const Shape shape = Resized(t, tokens, own()[0].size());
   const int64_t num_bytes =
       ConstTensorView(nullptr, t.dtype(), shape).num_elements() * static_cast<int64_t>(SizeOf(t.dtype()));
-  const std::vector<Bytes> received =
-      Exchange(group_, sent, std::vector<int64_t>(static_cast<size_t>(group_.size()), num_bytes));
+  const Messages received =
+      Exchange(group_, std::move(sent), std::vector<int64_t>(static_cast<size_t>(group_.size()), num_bytes));
   if (!part.present()) return;
   for (int r = 0; r < group_.size(); ++r) {
-    Copy(ConstTensorView(received[static_cast<size_t>(r)].data(), t.dtype(), shape),
+    Copy(ConstTensorView(received[static_cast<size_t>(r)], t.dtype(), shape),
          part.Slice(heads, r * each, (r + 1) * each));
   }
 }

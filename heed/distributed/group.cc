@@ -6,9 +6,9 @@
 #include <cstring>
 #include <exception>
 #include <functional>
-#include <numeric>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "heed/core/dtype.h"
@@ -102,24 +102,33 @@ Bytes AllGather(const Group& group, std::span<const std::byte> sent) {
   return received;
 }
 
-std::vector<Bytes> Exchange(const Group& group, const std::vector<Bytes>& sent, std::span<const int64_t> num_received) {
-  if (group.size() == 1) return sent;
+Messages Exchange(const Group& group, std::vector<Bytes> sent, std::span<const int64_t> num_received) {
   std::vector<int64_t> num_sent;
+  size_t total = 0;
+  for (const Bytes& message : sent) {
+    num_sent.push_back(static_cast<int64_t>(message.size()));
+    total += message.size();
+  }
   Bytes all;
-  for (const Bytes& part : sent) {
-    num_sent.push_back(static_cast<int64_t>(part.size()));
-    all.insert(all.end(), part.begin(), part.end());
+  all.reserve(total);
+  for (Bytes& message : sent) {
+    all.insert(all.end(), message.begin(), message.end());
+    Bytes().swap(message);  // these may be large: each is held once
   }
-  Bytes received(static_cast<size_t>(std::accumulate(num_received.begin(), num_received.end(), int64_t{0})));
-  const Transport& t = group.transport();
-  t.all_to_all(t.self, all.data(), num_sent.data(), received.data(), num_received.data());
-  std::vector<Bytes> parts;
-  auto begin = received.begin();
+  Messages received;
+  size_t begin = 0;
   for (const int64_t count : num_received) {
-    parts.emplace_back(begin, begin + count);
-    begin += count;
+    received.begins.push_back(begin);
+    begin += static_cast<size_t>(count);
   }
-  return parts;
+  if (group.size() == 1) {
+    received.bytes = std::move(all);
+    return received;
+  }
+  received.bytes.resize(begin);
+  const Transport& t = group.transport();
+  t.all_to_all(t.self, all.data(), num_sent.data(), received.bytes.data(), num_received.data());
+  return received;
 }
 
 void SendTo(const Group& group, std::span<const std::byte> sent, int to) {

@@ -22,8 +22,15 @@ using Shape = std::vector<int64_t>;
 // The bytes of all ranks, in their order; each sends as many.
 Bytes AllGather(const Group& group, std::span<const std::byte> sent);
 
+// Messages from all ranks, in their order.
+struct Messages {
+  Bytes bytes;
+  std::vector<size_t> begins;
+  const std::byte* operator[](size_t rank) const { return bytes.data() + begins[rank]; }
+};
+
 // Sends a message to each rank, and returns those from each rank, which have these sizes.
-std::vector<Bytes> Exchange(const Group& group, const std::vector<Bytes>& sent, std::span<const int64_t> num_received);
+Messages Exchange(const Group& group, std::vector<Bytes> sent, std::span<const int64_t> num_received);
 
 void SendTo(const Group& group, std::span<const std::byte> sent, int to);
 void ReceiveFrom(const Group& group, std::span<std::byte> received, int from);
