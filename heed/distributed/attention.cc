@@ -330,6 +330,7 @@ void Forward(Context& ctx, const Group& group, const Inputs& in, const Options& 
                        {NoRows(out.o, kTokens), NoRows(out.lse, kLseTokens)});
     return std::string();
   });
+  if (group.size() == 1) return attention::Forward(ctx, in, options, out);
   if (plan.exchanges_heads()) {
     const Owned q = plan.HeadsOf(in.q, kTokens, kHeads), k = plan.HeadsOf(in.k, kTokens, kHeads),
                 v = plan.HeadsOf(in.v, kTokens, kHeads);
@@ -408,6 +409,7 @@ void Backward(Context& ctx, const Group& group, const attention::BackwardInputs&
     }
     return text;
   });
+  if (group.size() == 1) return attention::Backward(ctx, in, options, out);
   if (plan.exchanges_heads()) {
     const Owned q = plan.HeadsOf(in.q, kTokens, kHeads), k = plan.HeadsOf(in.k, kTokens, kHeads),
                 v = plan.HeadsOf(in.v, kTokens, kHeads), o = plan.HeadsOf(in.o, kTokens, kHeads),
