@@ -17,52 +17,51 @@ namespace {
 std::span<const int64_t> Span(std::initializer_list<int64_t> list) { return {list.begin(), list.size()}; }
 
 // The bytes that a view can reach: one run [begin, end) and the axes that repeat it.
-struct Footprint {
-  uintptr_t begin = 0, end = 0;  // of all bytes
-  uintptr_t run_begin = 0;       // of the first run, in address order
-  int64_t run = 0;               // bytes of one contiguous run
+// The addresses of all bytes of a view that is not empty.
+struct Extent {
+  uintptr_t begin = 0, end = 0;
+};
+
+Extent ExtentOf(const ConstTensorView& view) {
+  const int64_t element = static_cast<int64_t>(SizeOf(view.dtype()));
+  Extent extent;
+  extent.begin = reinterpret_cast<uintptr_t>(view.data());
+  extent.end = extent.begin + static_cast<uintptr_t>(element);
+  for (int i = 0; i < view.rank(); ++i) {
+    if (view.size(i) == 1) continue;  // its stride is arbitrary
+    const int64_t reach = view.stride(i) * element * (view.size(i) - 1);
+    if (reach < 0) {
+      extent.begin -= static_cast<uintptr_t>(-reach);
+    } else {
+      extent.end += static_cast<uintptr_t>(reach);
+    }
+  }
+  return extent;
+}
+
+// The contiguous runs of bytes of which a view consists that is not empty.
+struct Runs {
+  int64_t bytes = 0;  // of one run
   // Axes above the run as (stride in bytes, size), from `first` to `last`. Nothing is allocated, because every call of
   // every operation comes here.
   std::array<std::pair<int64_t, int64_t>, kMaxRank> all_axes;
   size_t first = 0, last = 0;
-  bool empty = false;
-  bool self_overlaps = false;
 
   auto axes() const { return std::span(all_axes).subspan(first, last - first); }
 };
 
-Footprint Measure(const ConstTensorView& view) {
-  Footprint f;
-  const int64_t element = static_cast<int64_t>(SizeOf(view.dtype()));
-  f.begin = reinterpret_cast<uintptr_t>(view.data());
-  f.end = f.begin + static_cast<uintptr_t>(element);
-  f.empty = view.num_elements() == 0;
-  if (f.empty) return f;  // strides of an empty view are arbitrary
+Runs RunsOf(const ConstTensorView& view) {
+  Runs runs;
+  runs.bytes = static_cast<int64_t>(SizeOf(view.dtype()));
   for (int i = 0; i < view.rank(); ++i) {
-    const int64_t size = view.size(i);
-    if (size <= 1) continue;
-    const int64_t stride = view.stride(i) * element;
-    const int64_t reach = stride * (size - 1);
-    if (reach < 0) {
-      f.begin -= static_cast<uintptr_t>(-reach);
-    } else {
-      f.end += static_cast<uintptr_t>(reach);
-    }
-    f.all_axes[f.last++] = {std::abs(stride), size};
+    if (view.size(i) > 1) runs.all_axes[runs.last++] = {std::abs(view.stride(i) * runs.bytes), view.size(i)};
   }
-  f.run_begin = f.begin;
-  std::sort(f.all_axes.begin(), f.all_axes.begin() + static_cast<ptrdiff_t>(f.last));
-  f.run = element;
+  std::sort(runs.all_axes.begin(), runs.all_axes.begin() + static_cast<ptrdiff_t>(runs.last));
   // The innermost axes that continue the run without a gap are merged into it.
-  while (f.first < f.last && f.all_axes[f.first].first == f.run) {
-    f.run *= f.all_axes[f.first++].second;
+  while (runs.first < runs.last && runs.all_axes[runs.first].first == runs.bytes) {
+    runs.bytes *= runs.all_axes[runs.first++].second;
   }
-  int64_t extent = f.run;
-  for (const auto& [stride, size] : f.axes()) {
-    if (stride < extent) f.self_overlaps = true;
-    extent += stride * (size - 1);
-  }
-  return f;
+  return runs;
 }
 
 }  // namespace
@@ -176,25 +175,32 @@ std::string ShapeString(std::span<const int64_t> sizes) {
 
 std::string ConstTensorView::ShapeString() const { return heed::ShapeString(sizes()); }
 
+// Strides of an empty view are arbitrary.
 bool SelfOverlaps(const ConstTensorView& view) {
-  const Footprint f = Measure(view);
-  return !f.empty && f.self_overlaps;
+  if (view.num_elements() == 0) return false;
+  const Runs runs = RunsOf(view);
+  int64_t extent = runs.bytes;
+  for (const auto& [stride, size] : runs.axes()) {
+    if (stride < extent) return true;
+    extent += stride * (size - 1);
+  }
+  return false;
 }
 
 bool Overlap(const ConstTensorView& a, const ConstTensorView& b) {
-  if (!a.present() || !b.present()) return false;
-  const Footprint fa = Measure(a), fb = Measure(b);
-  if (fa.empty || fb.empty) return false;
-  if (fa.end <= fb.begin || fb.end <= fa.begin) return false;
-  // Interleaved runs: every run begins at its view's first run plus a multiple of the greatest common stride g, so
+  if (!a.present() || !b.present() || a.num_elements() == 0 || b.num_elements() == 0) return false;
+  const Extent of_a = ExtentOf(a), of_b = ExtentOf(b);
+  if (of_a.end <= of_b.begin || of_b.end <= of_a.begin) return false;
+  // Interleaved runs: every run begins at its view's first one plus a multiple of the greatest common stride g, so
   // positions modulo g decide.
+  const Runs runs_a = RunsOf(a), runs_b = RunsOf(b);
   int64_t g = 0;
-  for (const auto& axis : fa.axes()) g = std::gcd(g, axis.first);
-  for (const auto& axis : fb.axes()) g = std::gcd(g, axis.first);
-  if (g == 0 || fa.run > g || fb.run > g) return true;
-  const int64_t difference = static_cast<int64_t>(fb.run_begin - fa.run_begin);
+  for (const auto& axis : runs_a.axes()) g = std::gcd(g, axis.first);
+  for (const auto& axis : runs_b.axes()) g = std::gcd(g, axis.first);
+  if (g == 0 || runs_a.bytes > g || runs_b.bytes > g) return true;
+  const int64_t difference = static_cast<int64_t>(of_b.begin - of_a.begin);
   const int64_t offset = ((difference % g) + g) % g;
-  return offset < fa.run || offset + fb.run > g;
+  return offset < runs_a.bytes || offset + runs_b.bytes > g;
 }
 
 }  // namespace heed

@@ -89,9 +89,14 @@ const Kernel& Choose(const Kernel* const (&kernels)[kCount], const char* op, con
   const auto has_pass = [&](const Kernel* kernel) {
     return pass == Pass::kForward || kernel->backward_passes != nullptr;
   };
+  // A kernel whose instructions this CPU lacks has no forward pass. It declines every problem, in words that take
+  // longer than the forward pass of a small one.
+  const auto exists = [&](const Kernel* kernel) { return kernel->forward_passes(ctx).forward != nullptr; };
   const auto runs_there = [&](const Kernel* kernel) { return kernel->device == DeviceOf(problem); };
   for (const Kernel* kernel : kernels) {
-    if (has_pass(kernel) && runs_there(kernel) && kernel->declines(ctx, problem).empty()) return *kernel;
+    if (has_pass(kernel) && runs_there(kernel) && exists(kernel) && kernel->declines(ctx, problem).empty()) {
+      return *kernel;
+    }
   }
   std::string reasons;
   for (const Kernel* kernel : kernels) {

@@ -2,6 +2,7 @@
 #   python distributed_worker.py CHECK RANK RANKS FILE
 # It compares its part with what it computes of the whole, and ends with a traceback if they differ.
 import datetime
+import importlib.util
 import os
 import sys
 
@@ -385,6 +386,17 @@ def check_few_tokens():
                 (here.sum() + sum(x.sum() for x in all_states(final) if x.requires_grad)).backward()
         q = torch.randn(2, tokens_of[rank], 4, 8)
         assert heed.torch.attention(q, q, q, causal=True, group=world()).shape == q.shape
+
+
+def check_models():
+    """Models of Transformers, where it is installed."""
+    if importlib.util.find_spec("transformers"):
+        importlib.import_module("distributed_models").check()
+
+
+def check_every_family():
+    if importlib.util.find_spec("transformers"):
+        importlib.import_module("distributed_models").check_every_family()
 
 
 def check_death():

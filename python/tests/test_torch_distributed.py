@@ -13,7 +13,7 @@ if not torch.distributed.is_available():
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/long_document.py"
 WORKER = Path(__file__).with_name("distributed_worker.py")
-CHECKS = ["recurrences", "states", "scans", "attention", "bits,shards,bytes,refusals,few_tokens,caches", "death"]
+CHECKS = ["recurrences", "states", "scans", "attention", "bits,shards,bytes,refusals,few_tokens,caches,models", "death"]
 MORE_RANKS = [int(n) for n in os.environ.get("HEED_TEST_RANKS", "").split(",") if n]
 
 
@@ -42,7 +42,7 @@ def test_two_ranks_compute_what_one_process_does(check, tmp_path):
 
 @pytest.mark.parametrize("ranks", [1, 3, *MORE_RANKS])
 def test_other_numbers_of_ranks(ranks, tmp_path):
-    more = ",recurrences,states,scans,attention,refusals" if ranks in MORE_RANKS else ""
+    more = ",recurrences,states,scans,attention,refusals,models,every_family" if ranks in MORE_RANKS else ""
     run("bits,shards,few_tokens,caches" + more, ranks, tmp_path)
 
 

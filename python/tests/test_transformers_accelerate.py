@@ -1,8 +1,10 @@
 # heed.transformers.accelerate: the same logits, gradients and generated tokens, and a report of the replaced functions.
 import copy
 import gc
+import re
 import types
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -364,6 +366,19 @@ def test_models_without_recurrences():
 def test_what_is_no_model_is_refused(given, message):
     with pytest.raises(heed.InvalidArgument, match=f"^accelerate: {message}$"):
         accelerate(*given)
+
+
+def test_a_group_needs_torch_distributed():
+    with pytest.raises(heed.InvalidArgument, match="accelerate: group is given, expected None"):
+        accelerate(build("mamba2"), group=object())
+
+
+def test_the_page_names_the_families_that_a_group_takes():
+    from heed.transformers import _divided
+
+    page = Path(__file__).resolve().parents[2] / "docs/distributed.md"
+    named = re.search(r"compared with\s+one process: (.*?)\.$", page.read_text(), re.M | re.S)[1]
+    assert set(re.split(r",\s+", named)) == _divided._FAMILIES
 
 
 def changed_forward(parameters):

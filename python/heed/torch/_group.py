@@ -19,6 +19,11 @@ from heed import InvalidArgument, Unsupported
 _all_gather = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
 
 
+def as_bytes(x: Tensor) -> Tensor:
+    """The elements of x, in order. A contiguous tensor of one element may have any stride, but not as bytes."""
+    return x.detach().contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
+
+
 class Group:
     """A ProcessGroup, or a DeviceMesh of one dimension. Tensors are sent as bytes, so that any dtype can be."""
 
@@ -37,7 +42,7 @@ class Group:
 
     def gather(self, x: Tensor) -> Tensor:
         """[ranks, ...]: the tensors of all ranks, which have the same shape and dtype."""
-        sent = x.detach().contiguous().view(-1).view(torch.uint8)
+        sent = as_bytes(x)
         result = sent.new_empty(self.size * sent.numel())
         if sent.numel():
             _all_gather(result, sent, group=self.group)
@@ -52,7 +57,7 @@ class Group:
 
     def exchange(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
         """Sends a part to each rank, and returns what each rank sends here, of these shapes."""
-        sent = [part.detach().contiguous().view(-1).view(torch.uint8) for part in parts]
+        sent = [as_bytes(part) for part in parts]
         size = parts[0].element_size()
         counts = [torch.Size(shape).numel() * size for shape in shapes]
         result = sent[0].new_empty(sum(counts))
@@ -60,7 +65,7 @@ class Group:
         return [x.view(parts[0].dtype).view(*shape) for x, shape in zip(result.split(counts), shapes)]
 
     def send(self, x: Tensor, to: int) -> None:
-        dist.send(x.detach().contiguous().view(-1).view(torch.uint8), dist.get_global_rank(self.group, to), self.group)
+        dist.send(as_bytes(x), dist.get_global_rank(self.group, to), self.group)
 
     def receive(self, like: Tensor, source: int) -> Tensor:
         """A tensor of this shape and dtype, from another rank."""

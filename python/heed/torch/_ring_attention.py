@@ -22,7 +22,7 @@ _NEEDED = [True] * 3 + [False] * (len(_operators._AT) - 3)
 def _shift(group: _group.Group, tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     """Sends tensors to the next rank, and returns those of the previous one, of these shapes."""
     after, before = (dist.get_global_rank(group.group, (group.rank + by) % group.size) for by in (1, -1))
-    sent = [x.contiguous().view(-1).view(torch.uint8) for x in tensors]
+    sent = [_group.as_bytes(x) for x in tensors]
     sizes = [torch.Size(shape).numel() * x.element_size() for x, shape in zip(tensors, shapes)]
     received = [torch.empty(size, dtype=torch.uint8) for size in sizes]
     calls = [dist.P2POp(dist.isend, x, after, group.group) for x in sent if x.numel()]

@@ -6,6 +6,7 @@
     model = AutoModel.from_pretrained(..., attn_implementation="heed")
 
     heed.transformers.accelerate(model)  # Mamba, gated DeltaNet, RWKV, xLSTM, ...
+    heed.transformers.accelerate(model, group=group)  # and sequences divided among processes
     heed.transformers.unpad(model)  # BERT and other encoders without the rows of their padding
 """
 

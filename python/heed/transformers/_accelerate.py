@@ -41,6 +41,14 @@ class Left(NamedTuple):
     reason: str
 
 
+class Change(NamedTuple):
+    """A method of a layer, and the function that it becomes on the instance."""
+
+    layer: nn.Module
+    method: str
+    function: Callable
+
+
 class Acceleration:
     """The changes that `accelerate` or `unpad` made to a model; `undo()`, or the end of a `with` block, reverts them.
 
@@ -77,7 +85,10 @@ class Acceleration:
         return "\n".join(lines)
 
     def _set(self, layer: nn.Module, name: str, function: Callable) -> None:
-        for key, call in ((name, function), ("__reduce_ex__", functools.partial(_reduce_without, name, function))):
+        of_layer = {key: call for reference, key, call in self._methods if reference() is layer}
+        of_layer.pop("__reduce_ex__", None)
+        reduce = functools.partial(_reduce_without, {**of_layer, name: function})
+        for key, call in ((name, function), ("__reduce_ex__", reduce)):
             object.__setattr__(layer, key, types.MethodType(call, layer))
             self._methods.append((weakref.ref(layer), key, call))
 
@@ -86,8 +97,9 @@ class Acceleration:
         if not torch.compiler.is_compiling() and entry not in self.declined:
             self.declined.append(entry)
 
-    def _dispatch(self, layer: str, name: str, on_heed: Callable, original: Callable) -> Callable:
-        """The function that is called in the place of `original`: heed's, or `original` where heed declines."""
+    def _dispatch(self, layer: str, name: str, on_heed: Callable, original: Callable, strict: bool = False) -> Callable:
+        """The function that is called in the place of `original`: heed's, or `original` where heed declines. With
+        `strict` it raises Unsupported there."""
 
         @functools.wraps(inspect.unwrap(original))
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -97,6 +109,8 @@ class Acceleration:
                 if not isinstance(result, _layers.Declined):
                     return result
                 reason = result.reason
+            if strict:
+                raise Unsupported(f"accelerate: {name} of {layer} is not computed in a group: {reason}")
             self._decline(layer, name, reason)
             return original(*args, **kwargs)
 
@@ -107,11 +121,11 @@ def _is_bound(method: Any, function: Callable) -> bool:
     return getattr(method, "__func__", None) is function
 
 
-def _reduce_without(name: str, function: Callable, layer: nn.Module, protocol: int) -> tuple[Any, ...]:
+def _reduce_without(methods: Mapping[str, Callable], layer: nn.Module, protocol: int) -> tuple[Any, ...]:
     """__reduce__ of a layer for copy and pickle: class and attributes without those that a report has set."""
     make, arguments, state, *rest = type(layer).__reduce_ex__(layer, protocol)
     state = {key: value for key, value in state.items()
-             if key != "__reduce_ex__" and not (key == name and _is_bound(value, function))}
+             if key != "__reduce_ex__" and not (key in methods and _is_bound(value, methods[key]))}
     return make, arguments, state, *rest
 
 
@@ -159,41 +173,47 @@ def _why_not(layer: nn.Module, method: str, original: Callable, on_heed: Callabl
     return None
 
 
-def _accelerate_functions(report: Acceleration, path: str, layer: nn.Module) -> None:
-    """Accelerates a layer whose recurrence is a function that `forward` calls."""
+def _change_functions(report: Acceleration, path: str, layer: nn.Module, group: Any = None) -> list[Change]:
+    """The change of a layer whose recurrence is a function that `forward` calls."""
     forward = type(layer).forward
     if not inspect.isfunction(inspect.unwrap(forward)):
-        return
+        return []
     on_heed: dict[str, Callable] = {}
     for name, original in _called(forward, set(_layers.FUNCTIONS)).items():
         function = _layers.FUNCTIONS[name].on_heed
         reason = _why_not(layer, "forward", original, function)
+        if group is not None:
+            function = _layers.in_group(name, group)
         if reason is None:
-            on_heed[name] = report._dispatch(path, name, function, original)
+            on_heed[name] = report._dispatch(path, name, function, original, group is not None)
         else:
             report.left.append(Left(path, name, reason))
     replacement = _rebound(forward, on_heed) if on_heed else None
     for name in on_heed:
         if replacement is None:
             report.left.append(Left(path, name, "a decorator hides the code of forward"))
-        else:
+        elif group is None or _layers.FUNCTIONS[name].divides:  # the others raise in a group
             report.replaced.append(Replaced(path, name, _layers.FUNCTIONS[name].by))
-    if replacement is not None:
-        report._set(layer, "forward", replacement)
+    return [] if replacement is None else [Change(layer, "forward", replacement)]
 
 
-def _accelerate_method(report: Acceleration, path: str, layer: nn.Module, known: _layers.Method) -> None:
-    """Accelerates a layer whose recurrence or sparse attention is the code of a method."""
+def _change_method(
+    report: Acceleration, path: str, layer: nn.Module, known: _layers.Method, group: Any = None
+) -> list[Change]:
+    """The change of a layer whose recurrence or sparse attention is the code of a method."""
     original = getattr(type(layer), known.name)
     reason = _why_not(layer, known.name, original, known.on_heed)
     if reason is not None:
         report.left.append(Left(path, known.name, reason))
-        return
-    report._set(layer, known.name, report._dispatch(path, known.name, known.on_heed, original))
+        return []
     report.replaced.append(Replaced(path, known.name, known.by, known.note))
+    on_heed = known.on_heed if group is None else functools.partial(known.on_heed, group=group)
+    return [Change(layer, known.name, report._dispatch(path, known.name, on_heed, original, group is not None))]
 
 
-def accelerate(model: nn.Module, strict: bool = False, *, bigbird: str = "original") -> Acceleration:
+def accelerate(
+    model: nn.Module, strict: bool = False, *, bigbird: str = "original", group: Any = None
+) -> Acceleration:
     """Runs the recurrences and sparse attention of a model of Transformers on heed, in inference, generation and
     training.
 
@@ -211,6 +231,15 @@ def accelerate(model: nn.Module, strict: bool = False, *, bigbird: str = "origin
     With strict=True a call that cannot be replaced, or a model in which there is none to replace, raises
     heed.Unsupported, and the model stays what it was.
 
+    With group=, a ProcessGroup or a DeviceMesh of one dimension, the model computes over sequences whose tokens are
+    divided among the ranks: each gives input_ids of its own tokens, in the order of ranks, and gets their logits.
+    Attention, recurrences and short convolutions receive what they need of other ranks. Positions are absolute: None,
+    or position_ids of the whole sequence. The label of a rank's last token is the first label of the next rank; the
+    loss is this rank's part of the mean over all labels, so that losses and gradients are summed over ranks. Llama and
+    most decoders like it, Mamba, Mamba-2 and hybrids; heed.Unsupported, on every rank and before anything is changed,
+    names the first module of another model that is not known to be divided. Refused by name in a call: padding, several
+    sequences in a row, caches and generation, dropout of attention, output_attentions, auxiliary losses.
+
         report = heed.transformers.accelerate(model)
         print(report)
         model.generate(**inputs)
@@ -222,15 +251,21 @@ def accelerate(model: nn.Module, strict: bool = False, *, bigbird: str = "origin
     _dispatch.check_bools("accelerate", strict=strict)
     if bigbird not in ("original", "paper"):
         raise InvalidArgument(f"accelerate: bigbird is {bigbird!r}, expected 'original' or 'paper'")
+    if group is not None:
+        from heed.transformers import _divided
+
+        return _divided.accelerate(model, group)
     report, methods = Acceleration(model), {**_layers.METHODS, **_sparse.methods(bigbird)}
+    changes: list[Change] = []
     for path, layer in model.named_modules():
         known = methods.get(type(layer).__name__)
         if known is not None and type(layer).__module__.startswith("transformers."):
-            _accelerate_method(report, path, layer, known)
+            changes += _change_method(report, path, layer, known)
         else:
-            _accelerate_functions(report, path, layer)
+            changes += _change_functions(report, path, layer)
     if strict and (report.left or not report.replaced):
-        report.undo()
         why = "; ".join(f"{layer}: {call} {reason}" for layer, call, reason in report.left)
         raise Unsupported(f"accelerate: {type(model).__name__} " + (why or "has no layer that heed knows"))
+    for change in changes:
+        report._set(*change)
     return report

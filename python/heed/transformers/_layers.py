@@ -7,6 +7,7 @@ rows, results and states are here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ class Declined(NamedTuple):
 class Function(NamedTuple):
     on_heed: Callable
     by: str
+    divides: bool = False  # takes `group`, whose ranks hold parts of the tokens
 
 
 class Method(NamedTuple):
@@ -33,6 +35,7 @@ class Method(NamedTuple):
     on_heed: Callable
     by: str
     note: str = ""  # for the report
+    divides: bool = False  # as of functions
 
 
 def refuses(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
@@ -61,10 +64,11 @@ def _written_to(state: Tensor, *inputs: Tensor | None) -> Declined | None:
     return None
 
 
-def _causal_conv1d(hidden_states, weight, bias=None, activation=None, **options):
+def _causal_conv1d(hidden_states, weight, bias=None, activation=None, *, group=None, **options):
     if activation not in (None, "silu", "swish"):
         return Declined(f"activation is {activation!r}, expected 'silu', 'swish' or None")
-    o = heed.torch.causal_conv1d(hidden_states.to(weight.dtype), weight, bias, activation=activation and "silu")
+    o = heed.torch.causal_conv1d(hidden_states.to(weight.dtype), weight, bias, activation=activation and "silu",
+                                 group=group)
     return o.to(hidden_states.dtype)
 
 
@@ -86,11 +90,11 @@ def _causal_conv1d_step(hidden_states, conv_state, weight, bias=None, activation
 
 
 def _ssd(hidden_states, dt, A, B, C, chunk_size, D=None, dt_bias=None, initial_states=None, dt_softplus=False,
-         dt_limit=(0.0, float("inf")), return_final_states=False, z=None, **options):
+         dt_limit=(0.0, float("inf")), return_final_states=False, z=None, *, group=None, **options):
     return heed.torch.ssd(
         hidden_states.float(), dt.float(), A.float(), B.float(), C.float(), D=_float(D), z=_float(z),
         dt_bias=_float(dt_bias), dt_softplus=dt_softplus, dt_limit=tuple(dt_limit),
-        initial_state=_float(initial_states), return_state=return_final_states,
+        initial_state=_float(initial_states), return_state=return_final_states, group=group,
     )
 
 
@@ -112,9 +116,9 @@ def _ssd_step(state, hidden_states, dt, A, B, C, D=None, dt_bias=None, dt_softpl
 
 
 def _selective_scan(hidden_states, dt, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False,
-                    return_last_state=False, use_mambapy=False, use_associative_scan=False, **options):
+                    return_last_state=False, use_mambapy=False, use_associative_scan=False, *, group=None, **options):
     return heed.torch.selective_scan(hidden_states, dt, A, B, C, D, z, delta_bias=delta_bias,
-                                     delta_softplus=delta_softplus, return_state=return_last_state)
+                                     delta_softplus=delta_softplus, return_state=return_last_state, group=group)
 
 
 def _selective_scan_step(state, hidden_states, dt, A, B, C, D=None, dt_bias=None, dt_softplus=False, z=None, **options):
@@ -146,7 +150,8 @@ def _rg_lru(self, activations, position_ids):
     return o
 
 
-def _delta(name: str, query, key, value, g, beta, initial_state, output_final_state, normalised, one_token=False):
+def _delta(name: str, query, key, value, g, beta, initial_state, output_final_state, normalised, one_token=False,
+           group=None):
     q, k = query.float(), key.float()
     if normalised:
         q, k = unit(q), unit(k)
@@ -156,7 +161,7 @@ def _delta(name: str, query, key, value, g, beta, initial_state, output_final_st
         o = step(*(x[:, 0].float() for x in (q, k, value, g, beta)), state)
         return o[:, None].to(query.dtype), state if output_final_state else None
     o, state = getattr(heed.torch, name)(q, k, value.float(), g.float(), beta.float(),
-                                         initial_state=_float(initial_state), return_state=True)
+                                         initial_state=_float(initial_state), return_state=True, group=group)
     return o.to(query.dtype), state if output_final_state else None
 
 
@@ -164,8 +169,9 @@ def _chunks(name: str) -> Callable:
     """The form for whole sequences of a delta rule of heed."""
 
     def chunks(query, key, value, g, beta, chunk_size=64, initial_state=None, output_final_state=False,
-               use_qk_l2norm_in_kernel=False, **options):
-        return _delta(name, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel)
+               use_qk_l2norm_in_kernel=False, *, group=None, **options):
+        return _delta(name, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+                      group=group)
 
     return chunks
 
@@ -206,7 +212,8 @@ def _mlstm(self, query, key, value, igate, fgate, c_initial=None, n_initial=None
     return (o, (S, z, m[..., None])) if inference or return_last_states else o
 
 
-def _lightning(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **options):
+def _lightning(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, *, group=None,
+               **options):
     """MiniMaxLightningAttention.forward."""
     shape = (*hidden_states.shape[:2], self.num_attention_heads, 3 * self.head_dim)
     qkv = self.act_fn(self.qkv_proj(hidden_states))
@@ -215,7 +222,7 @@ def _lightning(self, hidden_states, position_embeddings, attention_mask, past_ke
     q, k, v = qkv.view(shape).split(self.head_dim, -1)
     state = None if past_key_values is None else past_key_values.get_linear_cache(self.layer_idx)
     o, state = heed.torch.lightning(q, k, v, -self.slope_rate.float().flatten(), scale=1.0, initial_state=_float(state),
-                                    return_state=True)
+                                    return_state=True, group=group)
     o = torch.sigmoid(self.output_gate(hidden_states)) * self.norm(o.flatten(2))
     if past_key_values is not None:
         past_key_values.set_linear_cache(self.layer_idx, state)
@@ -223,22 +230,31 @@ def _lightning(self, hidden_states, position_embeddings, attention_mask, past_ke
 
 
 FUNCTIONS = {
-    "causal_conv1d_fn": Function(_causal_conv1d, "causal_conv1d"),
+    "causal_conv1d_fn": Function(_causal_conv1d, "causal_conv1d", divides=True),
     "causal_conv1d_update": Function(_causal_conv1d_step, "causal_conv1d_step"),
-    "mamba_selective_scan": Function(_selective_scan, "selective_scan"),
+    "mamba_selective_scan": Function(_selective_scan, "selective_scan", divides=True),
     "mamba_selective_state_update": Function(_selective_scan_step, "selective_scan_step"),
-    "mamba2_chunk_scan": Function(_ssd, "ssd"),
+    "mamba2_chunk_scan": Function(_ssd, "ssd", divides=True),
     "mamba2_selective_state_update": Function(_ssd_step, "ssd_step"),
-    "torch_chunk_gated_delta_rule": Function(_chunks("gated_delta_rule"), "gated_delta_rule"),
+    "torch_chunk_gated_delta_rule": Function(_chunks("gated_delta_rule"), "gated_delta_rule", divides=True),
     "torch_recurrent_gated_delta_rule": Function(_tokens("gated_delta_rule"), "gated_delta_rule_step"),
-    "chunk_kimi_delta_attention": Function(_chunks("kda"), "kda"),
+    "chunk_kimi_delta_attention": Function(_chunks("kda"), "kda", divides=True),
     "recurrent_kimi_delta_attention": Function(_tokens("kda"), "kda_step"),
     "rwkv_linear_attention": Function(_rwkv4, "rwkv4"),
 }
+
+
+def in_group(name: str, group: Any) -> Callable:
+    """A function of FUNCTIONS for tokens that the ranks of a group hold in parts."""
+    known = FUNCTIONS[name]
+    if known.divides:
+        return functools.partial(known.on_heed, group=group)
+    return lambda *args, **kwargs: Declined("it goes on from a state, expected a call on the tokens of all ranks")
+
 
 # By class of layer.
 METHODS = {
     "xLSTMBackend": Method("forward", _mlstm, "mlstm"),
     "RecurrentGemmaRglru": Method("forward", _rg_lru, "rg_lru"),
-    "MiniMaxLightningAttention": Method("forward", _lightning, "lightning"),
+    "MiniMaxLightningAttention": Method("forward", _lightning, "lightning", divides=True),
 }
