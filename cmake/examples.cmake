@@ -1,5 +1,6 @@
 # One program per example. They see what an installed heed offers, and no more; the tests run each.
 file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/examples/*.cc)
+list(FILTER sources EXCLUDE REGEX "/long_document\\.cc$")  # of several processes: cmake/mpi.cmake
 foreach(source IN LISTS sources)
   cmake_path(GET source STEM name)
   add_executable(example_${name} ${source})

@@ -2,12 +2,13 @@
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/heed)
 
-install(TARGETS heed EXPORT heedTargets COMPONENT heed
+install(TARGETS heed heed_distributed EXPORT heedTargets COMPONENT heed
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT heed
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT heed
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT heed
   FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT heed
-  FILE_SET generated_headers DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT heed)
+  FILE_SET generated_headers DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT heed
+  FILE_SET mpi DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT heed)
 install(EXPORT heedTargets NAMESPACE heed:: DESTINATION ${package_dir} COMPONENT heed)
 
 # A static libheed needs Highway at its user's link: a static Highway is installed beside it under our own name, so that the

@@ -26,7 +26,7 @@ if(sources)
   nanobind_add_module(_core BACKEND_MODULE nanobind_backend STABLE_ABI_VERSION 3.10 NOMINSIZE NB_SUPPRESS_WARNINGS
     NB_DOMAIN heed ${sources} ${bindings} ${PROJECT_BINARY_DIR}/bind_all_ops.cc ${docstrings})
   target_include_directories(_core PRIVATE ${PROJECT_BINARY_DIR})
-  target_link_libraries(_core PRIVATE heed_advise heed_pages ${CMAKE_DL_LIBS})
+  target_link_libraries(_core PRIVATE heed_advise heed_pages heed_distributed_internal ${CMAKE_DL_LIBS})
   target_compile_options(_core PRIVATE $<$<CONFIG:Release>:-O1>)  # it converts arguments; the library computes
   target_precompile_headers(_core PRIVATE ${HEED_STANDARD_HEADERS} <nanobind/nanobind.h> <nanobind/stl/string.h>)
   if(UNIX AND NOT APPLE)

@@ -65,6 +65,11 @@ class CheckLayeringTest(unittest.TestCase):
         for path in ("heed/engines/scan/a.cc", "heed/core/a.cc", "tests/a_test.cc"):
             self.assert_one({path: c("#include <cuda_runtime.h>")}, "CUDA header <cuda_runtime.h> outside")
 
+    def test_mpi_elsewhere(self):
+        for path in ("heed/distributed/group.cc", "heed/core/a.cc", "examples/a.cc"):
+            self.assert_one({path: c("#include <mpi.h>")}, "<mpi.h> outside heed/distributed/mpi.h")
+        self.assertEqual(messages({"heed/distributed/mpi.h": c("#include <mpi.h>")}), [])
+
     def test_an_operation_includes_another(self):
         for path in ("heed/ops/exact/a/a.cc", "heed/ops/exact/a/a_case.cc"):
             self.assert_one({path: c('#include "heed/ops/exact/b/b.h"')}, "an operation includes another")
@@ -97,6 +102,8 @@ class CheckLayeringTest(unittest.TestCase):
         self.assert_one({"heed/core/a.cc": c('getenv("HOME");')}, "reads the environment: HOME")
         self.assert_one({"heed/core/a.cc": c('getenv("HEED_ISA");'), "heed/core/b.cc": c('getenv("HEED_ISA");')},
                         "in one file")
+        self.assertEqual(messages({"heed/core/a.cc": c('getenv("HEED_ISA");'),
+                                   "heed/distributed/b.cc": c('getenv("HEED_DISTRIBUTED_CHECKS");')}), [])
 
     def test_operating_system_headers(self):
         for name in ("sys/mman.h", "unistd.h", "fcntl.h", "pthread.h", "sched.h", "windows.h", "linux/futex.h",

@@ -31,10 +31,12 @@ COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
 OS_HEADER = re.compile(r"(sys|linux|mach|asm)/.*|(unistd|fcntl|pthread|sched|windows|cpuid|dlfcn|signal)\.h")
 CUDA_HEADER = re.compile(r"cuda\w*\.h|driver_types\.h")
 OF_CUDA = re.compile(r"heed/cuda/|tests/cuda/|.*\.cu$")
+MPI_HEADER, OF_MPI = "mpi.h", "heed/distributed/mpi.h"
 STANDARD_HEADER = re.compile(r"[a-z_0-9]+")
 TARGET_INCLUDE = re.compile(r'^#define\s+HWY_TARGET_INCLUDE\s+"([^"]*)"', re.M)
 # References read nothing that kernels run with, so that an error in it is on one side alone.
 OF_KERNELS = re.compile(r"\b(?:k?Definition|DefinitionOf|StateTensors|RangesOf)\b")
+VARIABLES = ("HEED_ISA", "HEED_DISTRIBUTED_CHECKS")
 BANNED = (
     (re.compile(r"\b(?:printf|fprintf|vprintf|puts|fputs|putchar|perror)\s*\(|std::(?:cout|cerr|clog)\b|fmt::print\b"),
      "prints"),
@@ -92,6 +94,8 @@ def check_includes(path, text, code):
             yield line, f"operating system header <{name}> outside heed/core/os.*"
         if CUDA_HEADER.fullmatch(name) and not OF_CUDA.match(path):
             yield line, f"CUDA header <{name}> outside heed/cuda/ and *.cu"
+        if name == MPI_HEADER and path != OF_MPI:
+            yield line, f"<mpi.h> outside {OF_MPI}: heed_distributed links no MPI"
         if path.startswith("heed/") and rank != TOP and re.match(r"nanobind/|pybind11/|Python\.h", name):
             yield line, f"{name}: only *_py.cc knows Python"
         foreign = not STANDARD_HEADER.fullmatch(name) if quote == "<" else not name.startswith("heed/")
@@ -146,8 +150,8 @@ def check_tree(root):
                 if match.group(1) != path:
                     yield path, line_of(text, match.start()), f"HWY_TARGET_INCLUDE is {match.group(1)}, not this file"
     for path, line, variable in reads:
-        if variable != "HEED_ISA" or path != reads[0][0]:
-            yield path, line, f"reads the environment: {variable} (HEED_ISA alone may be read, in one file)"
+        if variable not in VARIABLES or path != next(p for p, _, v in reads if v == variable):
+            yield path, line, f"reads the environment: {variable} ({' and '.join(VARIABLES)} may be read, in one file)"
 
 
 def main():

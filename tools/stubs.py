@@ -94,7 +94,8 @@ class OnTensors(ast.NodeTransformer):
         """Functions with a gradient allocate their results: only attention takes `out`, without a gradient."""
         node = copy.deepcopy(node)
         if node.name in self.own_results:
-            kept = [(a, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults) if a.arg != "out"]
+            of_arrays = ("out", *self.signatures.STATES_OF_ARRAYS)
+            kept = [(a, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults) if a.arg not in of_arrays]
             node.args.kwonlyargs, node.args.kw_defaults = [a for a, _ in kept], [d for _, d in kept]
         keywords = (self.signatures.ATTENTION_IN_A_GROUP if node.name == "attention"
                     else self.signatures.CACHE_IN_A_GROUP if node.name == "attend" and self.divides

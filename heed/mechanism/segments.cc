@@ -18,6 +18,7 @@
 #include "heed/core/os.h"
 #include "heed/mechanism/call_internal.h"
 #include "heed/mechanism/check_internal.h"
+#include "heed/mechanism/segments_internal.h"
 
 namespace heed::mechanism {
 namespace {
@@ -65,20 +66,6 @@ bool HasColumns(const Tensor& tensor) {
 }
 
 std::vector<int64_t> SizesOf(const ConstTensorView& t) { return {t.sizes().begin(), t.sizes().end()}; }
-
-// The shape of a state's transition; empty if it has none.
-std::vector<int64_t> TransitionShape(const Table& table, const Arguments& in, size_t i, const ConstTensorView& state) {
-  const StateTensor& of = table.states[i];
-  const Kind kind = KindOf(table, of);
-  if (kind == Kind::kRelative || of.role == StateTensor::kNormaliser) return {};
-  std::vector<int64_t> shape = SizesOf(state);
-  const size_t columns = ColumnsOf(of);
-  if (columns == std::string_view::npos) return shape;
-  const Tensor* const decay = table.Find(Role::kLogValueDecay);
-  if (decay != nullptr && At(in.tensors, table.IndexOf(*decay)).present()) return shape;
-  shape[columns] = kind == Kind::kMatrix ? shape[columns - 1] : 1;
-  return shape;
-}
 
 // A tensor in f64, row-major.
 struct Dense {
@@ -376,6 +363,24 @@ std::vector<ConstTensorView> Silenced(const Table& table, const Arguments& in, b
 }
 
 }  // namespace
+
+int AxisOf(const Tensor& tensor, const ConstTensorView& t, char letter) {
+  const size_t axis = t.present() ? AxesOfRank(tensor.axes, t.rank()).find(letter) : std::string_view::npos;
+  return axis == std::string_view::npos ? -1 : static_cast<int>(axis);
+}
+
+std::vector<int64_t> TransitionShape(const Table& table, const Arguments& in, size_t i, const ConstTensorView& state) {
+  const StateTensor& of = table.states[i];
+  const Kind kind = KindOf(table, of);
+  if (kind == Kind::kRelative || of.role == StateTensor::kNormaliser) return {};
+  std::vector<int64_t> shape = SizesOf(state);
+  const size_t columns = ColumnsOf(of);
+  if (columns == std::string_view::npos) return shape;
+  const Tensor* const decay = table.Find(Role::kLogValueDecay);
+  if (decay != nullptr && At(in.tensors, table.IndexOf(*decay)).present()) return shape;
+  shape[columns] = kind == Kind::kMatrix ? shape[columns - 1] : 1;
+  return shape;
+}
 
 void Summarize(const char* op, const Table& table, const Arguments& in, const ForwardPass& forward,
                const Segment& out) {

@@ -22,6 +22,8 @@ _GROUP = ("group", "ProcessGroup | DeviceMesh | None", None)
 ATTENTION_IN_A_GROUP = (_GROUP, ("method", "Literal['auto', 'all_gather', 'ulysses', 'ring']", "auto"),
                         ("order", "Literal['contiguous', 'zigzag']", "contiguous"))
 CACHE_IN_A_GROUP = (_GROUP,)
+# Keywords of functions of arrays for processes; tensors have STATES_IN_A_GROUP.
+STATES_OF_ARRAYS = ("comm", "relay", "segment")
 STATES_IN_A_GROUP = (_GROUP, ("relay", "bool", False), ("segment", "int", 4096))
 
 

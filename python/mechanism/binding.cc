@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "heed/core/error.h"
 #include "python/mechanism/bound.h"
 #include "python/arguments.h"
+#include "python/communicator.h"
 #include "python/layout.h"
 #include "python/numpy_array.h"
 #include "python/runtime.h"
@@ -147,6 +149,19 @@ void Warn(const char* op, const PythonCall& call) {
   if (count == 3) WarnOfHeadsBeforeTokens(op, *heads[0], *heads[1], *heads[2]);
 }
 
+// The processes of a call with comm=.
+class Processes {
+ public:
+  Processes(const char* op, PythonCall& call) {
+    if (!call.comm.is_valid()) return;
+    communicator_.emplace(Argument{op, "comm", call.comm});
+    call.group = &communicator_->group();
+  }
+
+ private:
+  std::optional<Communicator> communicator_;
+};
+
 nb::object RunForward(const Bound& b, PyObject* args, PyObject* kwargs) {
   PythonCall call(b);
   Read<PythonCall>(b.name, b.forward_keywords, b.num_positional, args, kwargs, call);
@@ -156,6 +171,7 @@ nb::object RunForward(const Bound& b, PyObject* args, PyObject* kwargs) {
   nb::object state;
   if (call.return_state) state = NewStates(b.name, call, false);
   Context& ctx = ThreadContext(call.num_threads);
+  const Processes processes(b.name, call);
   Compute(b.name, [&] { b.passes->Forward(ctx, call); });
   if (!call.return_state) return o;
   return nb::make_tuple(o, state);
@@ -185,6 +201,7 @@ nb::object RunBackward(const Bound& b, PyObject* args, PyObject* kwargs) {
     results.append(nb::none());
   }
   Context& ctx = ThreadContext(call.num_threads);
+  const Processes processes(op, call);
   Compute(op, [&] { b.passes->Backward(ctx, call); });
   return NewNamedTuple(b.gradients, nb::tuple(results));
 }

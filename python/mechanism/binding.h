@@ -21,6 +21,7 @@
 
 #include "heed/core/context.h"
 #include "heed/core/tensor.h"
+#include "heed/distributed/sequence.h"
 #include "heed/mechanism/table_internal.h"
 #include "python/docstring.h"
 
@@ -100,6 +101,8 @@ struct Call {
   ConstTensorView lengths, starts, cu_seqlens;
   bool reverse = false;
   Settings settings;
+  const distributed::Group* group = nullptr;  // of the processes that hold the sequence; null: this one
+  distributed::SequenceOptions sequence;
 };
 
 using mechanism::Explanation;
@@ -156,9 +159,23 @@ class Adapter final : public Passes {
   Adapter(const mechanism::Functions<Structs, Options>& f, Options (*own)(const Settings&)) : f_(f), own_(own) {}
 
   void Forward(Context& ctx, const Call& call) const override {
+    if constexpr (kDivided) {
+      if (call.group != nullptr) {
+        distributed::Forward(ctx, *call.group, Of::InputsOf(ArgumentsOf(call)), OptionsOf(call),
+                             Of::OutputsOf({call.o, call.states}), call.sequence);
+        return;
+      }
+    }
     f_.Forward(ctx, ArgumentsOf(call), OptionsOf(call), {call.o, call.states});
   }
   void Backward(Context& ctx, const Call& call) const override {
+    if constexpr (kDivided) {
+      if (call.group != nullptr) {
+        distributed::Backward(ctx, *call.group, Of::InputsOf(ArgumentsOf(call)), OptionsOf(call),
+                              Of::GradientsOf({{}, call.states, call.gradients}), call.sequence);
+        return;
+      }
+    }
     f_.Backward(ctx, ArgumentsOf(call), OptionsOf(call), {{}, call.states, call.gradients});
   }
   void Step(Context& ctx, const Call& call) const override {
@@ -180,6 +197,10 @@ class Adapter final : public Passes {
   }
 
  private:
+  static constexpr bool kDivided = requires(
+      Context& ctx, const distributed::Group& group, const typename Structs::Inputs& in, const Options& options,
+      const typename Structs::Outputs& out) { distributed::Forward(ctx, group, in, options, out); };
+
   static auto SummaryAt(const Call& call, size_t i) { return Of::SummaryOf({call.lists[i], call.lists[i + 1]}); }
   static auto StateAt(const Call& call, size_t i) { return Of::OutputsOf({{}, call.lists[i]}).final; }
   static mechanism::Arguments ArgumentsOf(const Call& call) { return {call.in, call.initial, call.d_o, call.d_final}; }

@@ -27,7 +27,7 @@ struct PythonCall : Call {
 
   const Bound& bound;
   python::Arrays arrays;
-  nanobind::handle out;
+  nanobind::handle out, comm;
   bool return_state = false, describe = false;
   int num_threads = 0;
 };

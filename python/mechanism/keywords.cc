@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -150,6 +151,14 @@ constexpr Keyword kState = {"state", false, &ReadStates<&WriteState>};
 constexpr Keyword kReturnState = {"return_state", false,
                                   [](PythonCall& c, const Argument& a) { c.return_state = ToBool(a); }};
 constexpr Keyword kReverse = {"reverse", false, [](PythonCall& c, const Argument& a) { c.reverse = ToBool(a); }};
+constexpr Keyword kComm = {"comm", true, [](PythonCall& c, const Argument& a) {
+                             if (c.describe) Fail(a, "None: explain describes the call of one process");
+                             c.comm = a.value;
+                           }};
+constexpr Keyword kRelay = {"relay", false, [](PythonCall& c, const Argument& a) { c.sequence.relay = ToBool(a); }};
+constexpr Keyword kSegment = {"segment", false, [](PythonCall& c, const Argument& a) {
+                                c.sequence.segment = ToInt(a, 1, std::numeric_limits<int64_t>::max() / 2);
+                              }};
 constexpr Keyword kOut = {"out", true, &ReadOut};
 constexpr Keyword kThreads = {"threads", true, [](PythonCall& c, const Argument& a) {
                                 c.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads));
@@ -247,14 +256,18 @@ void Bound::ListKeywords() {
 
   Append(forward_keywords, by_place, own);
   if (has_state()) Append(forward_keywords, kInitial, kReturnState);
-  Append(forward_keywords, of_tokens, kOut, kThreads);
+  Append(forward_keywords, of_tokens);
+  if (has_state()) Append(forward_keywords, kComm, kRelay, kSegment);
+  Append(forward_keywords, kOut, kThreads);
 
   const Keyword d_o = {"do", false, &ReadGradientOfO};
   Append(backward_keywords, d_o, by_place);
   if (dstate_by_place) Append(backward_keywords, kGradient);
   Append(backward_keywords, own);
   if (has_state()) Append(backward_keywords, kInitial);
-  Append(backward_keywords, of_tokens, kThreads);
+  Append(backward_keywords, of_tokens);
+  if (has_state()) Append(backward_keywords, kComm, kRelay, kSegment);
+  Append(backward_keywords, kThreads);
   if (has_state() && !dstate_by_place) Append(backward_keywords, kGradient);
 
   Append(step_keywords, by_place, own, kOut, kThreads);

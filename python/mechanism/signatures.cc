@@ -72,11 +72,13 @@ void Bound::WriteSignatures(nb::module_& m) {
   const std::string ints = ": Ints | None = None, ";
   const std::string tokens =
       "lengths" + ints + "starts" + ints + "cu_seqlens" + ints + (has_direction ? "reverse: bool = False, " : "");
+  const std::string group = has_state() ? "comm: typing.Any = None, relay: bool = False, segment: int = 4096, " : "";
   const std::string initial = has_state() ? "initial_state: " + state_type + " | None = None, " : "";
   const std::string d_state = has_state() ? "dstate: " + state_type + " | None = None" : "";
   const std::string out = "out: OutArray | None = None, ", threads = "threads: int | None = None";
   const auto forward_of = [&](const std::string& returns, const std::string& result) {
-    return "def " + base + "(" + by_place + "*, " + own + initial + returns + tokens + out + threads + ") -> " + result;
+    return "def " + base + "(" + by_place + "*, " + own + initial + returns + tokens + group + out + threads + ") -> " +
+           result;
   };
   forward_signature = forward_of(has_state() ? "return_state: typing.Literal[False] = False, " : "", "Result");
   state_signature = forward_of("return_state: typing.Literal[True], ", "tuple[Result, " +
@@ -85,7 +87,7 @@ void Bound::WriteSignatures(nb::module_& m) {
                                                                                               : "StateResult") +
                                                                            "]");
   backward_signature = "def " + op_backward + "(do: Array, " + by_place + (dstate_by_place ? d_state + ", " : "") +
-                       "*, " + own + initial + tokens + threads +
+                       "*, " + own + initial + tokens + group + threads +
                        (has_state() && !dstate_by_place ? ", " + d_state : "") + ") -> " + type + "Gradients";
   of_step.insert(of_step.begin() + static_cast<std::ptrdiff_t>(state_place),
                  alone ? "state: OutArray, " : "state: State, ");

@@ -130,6 +130,15 @@ void Bound::WriteTexts(const std::string& gradients_type, const std::string& gra
   const std::string updated = "what a call with return_state=True returned, updated in place: " + axes;
   std::vector<Said> known = in_python;
   known.insert(known.end(), {{"initial_state", before.c_str()}, {"state", updated.c_str()}});
+  known.insert(
+      known.end(),
+      {{"comm",
+        "a communicator of mpi4py: arrays are this rank's tokens of one sequence, in the order of ranks; "
+        "lengths, starts and cu_seqlens are those of the whole, initial_state is given on rank 0 (with reverse "
+        "on the last), the state is returned where return_state=True, gradients of arrays without tokens are "
+        "this rank's part"},
+       {"relay", "with comm: each rank waits for the states of the one before it"},
+       {"segment", "with comm: tokens after which states are composed"}});
   std::vector<std::string> texts;
   for (const Parameter& tensor : tensors) {
     known.push_back({tensor.name.c_str(), TextOf(*this, tensor).data()});

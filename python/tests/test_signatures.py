@@ -70,14 +70,15 @@ def test_nothing_is_left_out():
 def test_overloads_are_one_signature():
     gla = inspect.signature(heed.gla)
     assert list(gla.parameters) == ["q", "k", "v", "log_decay", "log_decay_v", "scale", "initial_state", "return_state",
-                                    "lengths", "starts", "cu_seqlens", "reverse", "out", "threads"]
+                                    "lengths", "starts", "cu_seqlens", "reverse", "comm", "relay", "segment", "out",
+                                    "threads"]
     assert gla.parameters["return_state"].annotation == "bool" and gla.parameters["return_state"].default is False
     assert gla.return_annotation == "Result | tuple[Result, StateResult]"
     assert gla.parameters["q"].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     assert gla.parameters["scale"].kind is inspect.Parameter.KEYWORD_ONLY and gla.parameters["scale"].default is None
     assert inspect.signature(heed.ssd).parameters["dt_limit"].default == (0.0, float("inf"))
     tensors = inspect.signature(heed.torch.gla)
-    assert tensors.parameters["q"].annotation == "Tensor" and "out" not in tensors.parameters
+    assert tensors.parameters["q"].annotation == "Tensor" and not {"out", "comm"} & set(tensors.parameters)
     assert "out" in inspect.signature(heed.torch.gla_step).parameters
 
 

@@ -1,0 +1,100 @@
+// Messages of Python's communicators.
+#include "python/communicator.h"
+
+#include <cstdint>
+#include <numeric>
+#include <string>
+
+#include "python/gil.h"
+
+namespace heed::python {
+namespace {
+
+namespace nb = nanobind;
+
+constexpr const char* kMethods[] = {"Get_rank", "Get_size", "Allgather", "Send", "Recv", "Alltoallv", "Bcast"};
+
+// Python.h's PyBUF_READ and PyBUF_WRITE, which its limited API has from 3.11 on.
+constexpr int kRead = 0x100, kWrite = 0x200;
+
+nb::object Buffer(const void* data, int64_t num_bytes, bool writable) {
+  static char empty = 0;
+  char* const begin = num_bytes == 0 ? &empty : const_cast<char*>(static_cast<const char*>(data));
+  return nb::steal(PyMemoryView_FromMemory(begin, num_bytes, writable ? kWrite : kRead));
+}
+
+nb::list Counts(const int64_t* counts, int size) {
+  nb::list list;
+  for (int r = 0; r < size; ++r) list.append(counts[r]);
+  return list;
+}
+
+// Calls f() with the GIL, which the caller of the library has released.
+template <class F>
+void WithGil(const F& f) {
+  RunPython([&] {
+    const nb::gil_scoped_acquire gil;
+    f();
+  });
+}
+
+}  // namespace
+
+Communicator::Communicator(const Argument& argument) : comm_(argument.value) {
+  for (const char* const method : kMethods) {
+    if (!nb::hasattr(comm_, method)) {
+      Fail(argument,
+           "a communicator of mpi4py, or an object with the methods Get_rank, Get_size, Allgather, Send, "
+           "Recv, Alltoallv and Bcast");
+    }
+  }
+  distributed::Transport transport;
+  transport.self = this;
+  transport.rank = nb::cast<int>(comm_.attr("Get_rank")());
+  transport.size = size_ = nb::cast<int>(comm_.attr("Get_size")());
+  transport.all_gather = &AllGather;
+  transport.send_receive = &SendReceive;
+  transport.all_to_all = &AllToAll;
+  transport.broadcast = &Broadcast;
+  group_ = distributed::Group(transport);
+}
+
+void Communicator::AllGather(void* self, const void* sent, int64_t num_bytes, void* received) {
+  WithGil([&] {
+    const auto& of = *static_cast<const Communicator*>(self);
+    of.comm_.attr("Allgather")(Buffer(sent, num_bytes, false), Buffer(received, num_bytes * of.size_, true));
+  });
+}
+
+void Communicator::SendReceive(void* self, const void* sent, int64_t num_sent, int to, void* received,
+                               int64_t num_received, int from) {
+  // heed sends to one rank or receives from one, never both at once.
+  WithGil([&] {
+    const auto& of = *static_cast<const Communicator*>(self);
+    if (to >= 0) of.comm_.attr("Send")(Buffer(sent, num_sent, false), to);
+    if (from >= 0) of.comm_.attr("Recv")(Buffer(received, num_received, true), from);
+  });
+}
+
+void Communicator::AllToAll(void* self, const void* sent, const int64_t* num_sent, void* received,
+                            const int64_t* num_received) {
+  WithGil([&] {
+    const auto& of = *static_cast<const Communicator*>(self);
+    const auto message = [&](const void* data, const int64_t* counts, bool writable) {
+      nb::list list;
+      list.append(Buffer(data, std::accumulate(counts, counts + of.size_, int64_t{0}), writable));
+      list.append(Counts(counts, of.size_));
+      return list;
+    };
+    of.comm_.attr("Alltoallv")(message(sent, num_sent, false), message(received, num_received, true));
+  });
+}
+
+void Communicator::Broadcast(void* self, void* data, int64_t num_bytes, int root) {
+  WithGil([&] {
+    const auto& of = *static_cast<const Communicator*>(self);
+    of.comm_.attr("Bcast")(Buffer(data, num_bytes, true), root);
+  });
+}
+
+}  // namespace heed::python

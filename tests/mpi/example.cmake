@@ -1,0 +1,13 @@
+# Runs the example on 1, 2 and 3 ranks, and compares its checksums.
+set(ENV{OMPI_ALLOW_RUN_AS_ROOT} 1)
+set(ENV{OMPI_ALLOW_RUN_AS_ROOT_CONFIRM} 1)
+set(ENV{OMPI_MCA_rmaps_base_oversubscribe} 1)
+foreach(ranks IN ITEMS 1 2 3)
+  execute_process(COMMAND ${MPIEXEC} ${ranks} ${PREFLAGS} ${PROGRAM} 20000 OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
+  message("${output}")
+  string(REGEX MATCH "checksum [0-9a-f]+" checksum "${output}")
+  if(NOT checksum OR (DEFINED expected AND NOT checksum STREQUAL expected))
+    message(FATAL_ERROR "${ranks} ranks have '${checksum}', expected '${expected}'")
+  endif()
+  set(expected "${checksum}")
+endforeach()

@@ -1,0 +1,163 @@
+// Ranks of mpiexec, over heed/distributed/mpi.h and what an installed heed offers: each checks its part of the results
+// against the call of one process, and messages that are divided. The last line is `ok`, from rank 0.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "heed/distributed/distributed.h"
+#include "heed/distributed/mpi.h"
+#include "heed/heed.h"
+
+namespace {
+
+using heed::DType;
+using heed::TensorView;
+namespace distributed = heed::distributed;
+
+constexpr int64_t B = 2, T = 300, H = 4, K = 16;
+int failures = 0;
+
+void Expect(bool good, const std::string& what, int rank) {
+  if (good) return;
+  ++failures;
+  std::fprintf(stderr, "rank %d: %s\n", rank, what.c_str());
+}
+
+// A tensor [B, T, H, K] or shorter, with values that every rank draws alike.
+struct Array {
+  explicit Array(std::vector<int64_t> of, double low = 0, double high = 0, uint64_t seed = 0) : sizes(std::move(of)) {
+    int64_t count = 1;
+    for (const int64_t size : sizes) count *= size;
+    values.resize(static_cast<size_t>(count));
+    uint64_t state = seed;
+    for (double& x : values) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      x = low + (high - low) * static_cast<double>(state >> 11) * 0x1p-53;
+    }
+  }
+  TensorView view() { return {values.data(), DType::kF64, sizes}; }
+  TensorView Tokens(int64_t begin, int64_t end) { return view().Slice(1, begin, end); }
+  std::vector<int64_t> sizes;
+  std::vector<double> values;
+};
+
+double Difference(const Array& a, const Array& b, int64_t begin, int64_t end) {
+  double most = 1e-30, difference = 0;
+  const int64_t row = H * a.sizes[3];
+  for (int64_t i = 0; i < B * T * row; ++i) {
+    const int64_t token = i / row % T;
+    if (token < begin || token >= end) continue;
+    most = std::max(most, std::fabs(b.values[static_cast<size_t>(i)]));
+    difference = std::max(difference, std::fabs(a.values[static_cast<size_t>(i)] - b.values[static_cast<size_t>(i)]));
+  }
+  return difference / most;
+}
+
+void TestMechanisms(const distributed::Group& group, int64_t begin, int64_t end) {
+  heed::Context ctx(1);
+  Array q({B, T, H, K}, -1, 1, 1), k({B, T, H, K}, -.3, .3, 2), v({B, T, H, K}, -1, 1, 3), g({B, T, H, K}, -.2, 0, 4);
+  Array d_o({B, T, H, K}, -1, 1, 5);
+  for (const bool relay : {false, true}) {
+    const distributed::SequenceOptions how = {.segment = 64, .relay = relay};
+    Array o({B, T, H, K}), expected({B, T, H, K}), dk({B, T, H, K}), expected_dk({B, T, H, K});
+    heed::gla::Forward(ctx, {{q.view(), k.view(), v.view(), g.view()}, {}}, {}, {expected.view(), {}});
+    heed::gla::Inputs in;
+    in.q = q.Tokens(begin, end), in.k = k.Tokens(begin, end), in.v = v.Tokens(begin, end);
+    in.log_decay = g.Tokens(begin, end);
+    Forward(ctx, group, in, {}, {o.Tokens(begin, end), {}}, how);
+    Expect(Difference(o, expected, begin, end) < 1e-12, "gla", group.rank());
+    heed::gla::BackwardInputs whole;
+    whole.q = q.view(), whole.k = k.view(), whole.v = v.view(), whole.log_decay = g.view(), whole.d_o = d_o.view();
+    heed::gla::Gradients to, to_here;
+    to.k = expected_dk.view(), to_here.k = dk.Tokens(begin, end);
+    heed::gla::Backward(ctx, whole, {}, to);
+    heed::gla::BackwardInputs here;
+    static_cast<heed::gla::Inputs&>(here) = in;
+    here.d_o = d_o.Tokens(begin, end);
+    Backward(ctx, group, here, {}, to_here, how);
+    Expect(Difference(dk, expected_dk, begin, end) < 1e-12, "gradients of gla", group.rank());
+  }
+}
+
+void TestAttention(const distributed::Group& group, int64_t begin, int64_t end) {
+  heed::Context ctx(1);
+  Array q({B, T, H, K}, -1, 1, 6), k({B, T, H, K}, -1, 1, 7), v({B, T, H, K}, -1, 1, 8), d_o({B, T, H, K}, -1, 1, 9);
+  heed::attention::Options options;
+  options.causal = true;
+  Array o({B, T, H, K}), lse({B, H, T, 1}), dk({B, T, H, K});
+  const TensorView of_lse(lse.values.data(), DType::kF64, {B, H, T});
+  heed::attention::Forward(ctx, {q.view(), k.view(), v.view()}, options, {o.view(), of_lse});
+  heed::attention::Gradients gradients;
+  gradients.dk = dk.view();
+  heed::attention::Backward(ctx, {q.view(), k.view(), v.view(), o.view(), of_lse, d_o.view(), {}}, options, gradients);
+  for (const auto method : {distributed::Method::kAuto, distributed::Method::kAllGather}) {
+    Array mine({B, T, H, K}), my_lse({B, H, T, 1}), my_dk({B, T, H, K});
+    const TensorView my_lse_view = TensorView(my_lse.values.data(), DType::kF64, {B, H, T}).Slice(2, begin, end);
+    const heed::attention::Inputs in = {q.Tokens(begin, end), k.Tokens(begin, end), v.Tokens(begin, end)};
+    Forward(ctx, group, in, options, {mine.Tokens(begin, end), my_lse_view}, {.method = method});
+    Expect(Difference(mine, o, begin, end) == 0, "attention has the bits of one process", group.rank());
+    heed::attention::Gradients to;
+    to.dk = my_dk.Tokens(begin, end);
+    Backward(ctx, group, {in.q, in.k, in.v, mine.Tokens(begin, end), my_lse_view, d_o.Tokens(begin, end), {}}, options,
+             to, {.method = method});
+    Expect(Difference(my_dk, dk, begin, end) < 1e-12, "gradients of attention", group.rank());
+  }
+}
+
+void TestErrors(const distributed::Group& group) {
+  const distributed::Transport& t = group.transport();
+  try {
+    char byte = 0;
+    t.broadcast(t.self, &byte, 1, group.size() + 7);
+    Expect(false, "no error for a rank that does not exist", group.rank());
+  } catch (const distributed::MpiError& error) {
+    Expect(std::string(error.what()).find("MPI_Bcast: ") == 0, error.what(), group.rank());
+  }
+  if (group.size() == 1) return;
+  Array x({B, T, H, K}, -1, 1, 10), o({B, T, H, K});
+  heed::Context ctx(1);
+  heed::gla::Inputs in;
+  in.q = in.k = in.v = x.view();
+  in.log_decay = group.rank() == 1 ? x.Tokens(0, 7) : x.view();
+  try {
+    Forward(ctx, group, in, {}, {o.view(), {}});
+    Expect(false, "no error for arguments that rank 1 refuses", group.rank());
+  } catch (const heed::InvalidArgument& error) {
+    Expect(std::string(error.what()).find("log_decay") != std::string::npos, error.what(), group.rank());
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  try {
+    for (const int64_t max_bytes : {int64_t{1} << 30, int64_t{1000}}) {  // the second one divides messages
+      const MPI_Comm world = distributed::MpiTransport::OfFortran(MPI_Comm_c2f(MPI_COMM_WORLD));
+      distributed::MpiTransport mpi(world, max_bytes);
+      const distributed::Group group(mpi.transport());
+      // Uneven parts, which do not begin at multiples of the segments; of three or more ranks one has no tokens.
+      const int size = group.size();
+      const auto first_of = [&](int r) {
+        return r == 0 ? 0 : r == size ? T : T * (r / 2 * 2) / size + (size == 2 ? 107 : 0);
+      };
+      const int64_t begin = first_of(rank), end = first_of(rank + 1);
+      TestMechanisms(group, begin, end);
+      TestAttention(group, begin, end);
+      TestErrors(group);
+    }
+  } catch (const std::exception& error) {
+    Expect(false, error.what(), rank);
+  }
+  int all = 0;
+  MPI_Allreduce(&failures, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  if (rank == 0 && all == 0) std::printf("ok\n");
+  MPI_Finalize();
+  return all == 0 ? 0 : 1;
+}
