@@ -42,8 +42,8 @@ Extent ExtentOf(const ConstTensorView& view) {
 // The contiguous runs of bytes of which a view consists that is not empty.
 struct Runs {
   int64_t bytes = 0;  // of one run
-  // Axes above the run as (stride in bytes, size), from `first` to `last`. Nothing is allocated, because every call of
-  // every operation comes here.
+  // Axes above the run as (stride in bytes, size) in ascending order, from `first` to `last`. Nothing is allocated,
+  // because every call of every operation comes here.
   std::array<std::pair<int64_t, int64_t>, kMaxRank> all_axes;
   size_t first = 0, last = 0;
 
@@ -54,9 +54,11 @@ Runs RunsOf(const ConstTensorView& view) {
   Runs runs;
   runs.bytes = static_cast<int64_t>(SizeOf(view.dtype()));
   for (int i = 0; i < view.rank(); ++i) {
-    if (view.size(i) > 1) runs.all_axes[runs.last++] = {std::abs(view.stride(i) * runs.bytes), view.size(i)};
+    if (view.size(i) <= 1) continue;
+    auto* const end = runs.all_axes.data() + runs.last++;
+    *end = {std::abs(view.stride(i) * runs.bytes), view.size(i)};
+    std::rotate(std::upper_bound(runs.all_axes.data(), end, *end), end, end + 1);
   }
-  std::sort(runs.all_axes.begin(), runs.all_axes.begin() + static_cast<ptrdiff_t>(runs.last));
   // The innermost axes that continue the run without a gap are merged into it.
   while (runs.first < runs.last && runs.all_axes[runs.first].first == runs.bytes) {
     runs.bytes *= runs.all_axes[runs.first++].second;

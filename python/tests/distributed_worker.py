@@ -359,6 +359,9 @@ def check_refusals():
     expect_refusal(heed.Unsupported, "causal=False", heed.torch.linear_attention, q, k, v, causal=False,
                    group=world())
     expect_refusal(TypeError, "group", heed.torch.efficient_attention, q, k, v, group=world())
+    x = part(torch.randn(2, 64, 4), 64)
+    expect_refusal(heed.Unsupported, "first segment", heed.torch.rg_lru, x, x, x, torch.ones(4), group=world(),
+                   starts=[60, 0])
     expect_refusal(bad, "order", distributed.shard, q, world(), order="spiral")
     expect_refusal(bad, "dim", distributed.shard, q, world(), dim=7)
     assert attention(q, k, v, group=world(), align="bottom_right", dropout=0.0).shape == q.shape

@@ -115,6 +115,25 @@ class _Plan:
         first, self.last_rank = (self.group.size - 1, 0) if self.backwards else (0, self.group.size - 1)
         if agreed[first][1] and self.pieces[0].rank != first:
             raise Unsupported(f"{self.mechanism.name}: rank {first} has an initial_state and no tokens, expected some")
+        # A sequence of rg_lru without an initial state is not like one with zeros.
+        if self.mechanism.name == "rg_lru" and not agreed[first][1] and self.last > 0:
+            self.check_first_tokens(arguments, sum(counts))
+
+    def check_first_tokens(self, arguments: Sequence[Any], total: int) -> None:
+        """Raises Unsupported unless all sequences begin in the first segment."""
+        lengths, starts, packed = (arguments[self.names.index(name)] for name in NUMBERS)
+        if packed is not None:
+            begins, ends = packed[:-1], packed[1:]
+        else:
+            batch = arguments[self.mechanism.output].shape[0]
+            begins = torch.zeros(batch, dtype=torch.int64) if starts is None else starts
+            ends = torch.full((batch,), total) if lengths is None else lengths
+        first = self.pieces[0]
+        for i, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist())):
+            token = end - 1 if self.backwards else begin
+            if begin < end and not first.begin <= token < first.end:
+                raise Unsupported(f"{self.mechanism.name}: sequence {i} begins with token {token}, expected one of the "
+                                  f"first segment, tokens {first.begin} to {first.end}, without an initial state")
 
     def check_numbers(self, arguments: Sequence[Any], total: int) -> None:
         """Numbers of the whole, which are the same on every rank."""
