@@ -66,7 +66,7 @@ class _Layout:
         self.tokens = [axis for axis in of_output if axis != "n"].index("T")
 
     def compose(self, call: dict[str, Any]) -> Any:
-        """What the composition returns."""
+        """Returns o and the states, as the composition does."""
         mechanism, tensors = self.mechanism, {}
         for name, own in zip(mechanism.inputs, self.axes):
             x = call[name]
