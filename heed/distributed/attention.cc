@@ -176,14 +176,14 @@ std::string Plan::Describe() const {
   if (distributed_.method == Method::kUlysses) {
     if (!divides()) {
       Refuse(op_, "method",
-             "is kUlysses with " + std::to_string(in_.q.size(kHeads)) + " and " + std::to_string(in_.k.size(kHeads)) +
+             "is ulysses with " + std::to_string(in_.q.size(kHeads)) + " and " + std::to_string(in_.k.size(kHeads)) +
                  " heads",
              "multiples of " + std::to_string(group_.size()) + " ranks");
     }
     if (!whole_heads()) {
       throw Unsupported(op_ +
-                        ": method is kUlysses in zigzag order or with an option of heads or rows, expected "
-                        "kAllGather");
+                        ": method is ulysses in zigzag order or with an option of heads or rows, expected "
+                        "all_gather");
     }
   }
   return text + OptionsText(options_, distributed_);
