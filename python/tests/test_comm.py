@@ -49,6 +49,10 @@ class Comm:
     def Recv(self, buffer, source):
         buffer[:] = self.world.mail[source, self.rank].get(timeout=60)
 
+    def Sendrecv(self, sendbuf, dest, sendtag=0, recvbuf=None, source=-1):
+        self.Send(sendbuf, dest)
+        self.Recv(recvbuf, source)
+
     def Alltoallv(self, sent, received):
         buffer, counts = sent
         begins = np.cumsum([0, *counts])
@@ -242,6 +246,28 @@ def test_attention_to_parts_is_that_of_the_whole(name, how):
         assert error(sum(parts) if axis is None else joined(parts, ranges, axis), expected) < 1e-12, key
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("name", ["plain", "causal", "window", "both_sides"])
+def test_attention_on_a_ring(name, dtype):
+    options = {key: x for key, x in ATTENTION[name].items() if key != "sink_tokens"} | {"method": "ring"}
+    values, do, dlse = tensors(dtype)
+    o, lse = heed.attention(**values, **options, return_lse=True)
+    gradients = heed.attention_backward(do, *values.values(), o, lse, dlse=dlse, **options)
+
+    def of_rank(comm):
+        own = of_ranges(values, CONTIGUOUS[comm.rank])
+        o, lse = heed.attention(**own, **options, return_lse=True, comm=comm)
+        outputs = of_ranges({"do": do, "dlse": dlse}, CONTIGUOUS[comm.rank]) | {"o": o, "lse": lse}
+        return o, lse, *heed.attention_backward(**outputs, **own, **options, comm=comm)[:3]
+
+    results = unpacked(run(3, of_rank))
+    for i, (axis, expected) in enumerate(zip([1, 2, 1, 1, 1], [o, lse, *gradients[:3]])):
+        got = joined([result[i] for result in results], CONTIGUOUS, axis)
+        assert got.dtype == dtype
+        # Where a row sees no key, lse is -inf.
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12 if dtype == np.float64 else 2e-5)
+
+
 def test_a_rank_may_leave_out_lse():
     values, _, _ = tensors(np.float32)
     expected, lse = heed.attention(**values, causal=True, return_lse=True)
@@ -262,6 +288,9 @@ def test_a_rank_may_leave_out_lse():
     (lambda rank: {"method": "ulysses"}, heed.InvalidArgument, "method is ulysses with 6 and 3 heads"),
     (lambda rank: {"method": "ulysses", "order": "zigzag"}, heed.InvalidArgument, "method is ulysses"),
     (lambda rank: {"order": "zigzag"}, heed.InvalidArgument, "tokens of ranks are [30,40], expected [35,35]"),
+    (lambda rank: {"method": "ring", "order": "zigzag"}, heed.Unsupported, "method is ring in zigzag order"),
+    (lambda rank: {"method": "ring", "sinks": np.zeros(HEADS)}, heed.Unsupported, "sinks is given on a ring"),
+    (lambda rank: {"method": "ring", "key_lengths": [71, 0]}, heed.InvalidArgument, "key_lengths contains 71"),
     (lambda rank: {"dropout": 0.5, "seed": 1}, heed.Unsupported, "dropout is given with a group"),
     (lambda rank: {"align": "top_left"}, heed.Unsupported, "align is given with a group"),
     (lambda rank: {"align": [3, 3]}, heed.Unsupported, "align is given with a group"),

@@ -55,8 +55,11 @@ constexpr Keyword<Call> kThreadsKeyword = {
 
 void ReadMethod(Call& call, const Argument& a) {
   using distributed::Method;
-  const std::string name = ToChoice(a, {"auto", "all_gather", "ulysses"});
-  call.divided.method = name == "auto" ? Method::kAuto : name == "ulysses" ? Method::kUlysses : Method::kAllGather;
+  const std::string name = ToChoice(a, {"auto", "all_gather", "ulysses", "ring"});
+  call.divided.method = name == "auto"      ? Method::kAuto
+                        : name == "ulysses" ? Method::kUlysses
+                        : name == "ring"    ? Method::kRing
+                                            : Method::kAllGather;
 }
 void ReadOrder(Call& call, const Argument& a) {
   const bool zigzag = ToChoice(a, {"contiguous", "zigzag"}) == "zigzag";

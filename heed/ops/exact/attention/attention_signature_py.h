@@ -30,7 +30,8 @@ inline constexpr python::Said kArguments[] = {
      "part"},
     {"method",
      "with comm: 'all_gather' sends all keys and values to every rank; 'ulysses' exchanges tokens for heads, which "
-     "'auto' does where ranks divide the heads and no option has heads or rows"},
+     "'auto' does where ranks divide the heads and no option has heads or rows; 'ring' moves keys and values from rank "
+     "to rank, two parts in memory at a time, and merges partial results"},
     {"order",
      "with comm: 'contiguous', parts of the sequence in the order of ranks; 'zigzag', rank r of R has parts r and "
      "2 R - 1 - r of 2 R, which begin at multiples of 64 tokens where there are enough"},
