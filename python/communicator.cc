@@ -12,7 +12,8 @@ namespace {
 
 namespace nb = nanobind;
 
-constexpr const char* kMethods[] = {"Get_rank", "Get_size", "Allgather", "Send", "Recv", "Alltoallv", "Bcast"};
+constexpr const char* kMethods[] = {"Get_rank", "Get_size", "Allgather", "Send",
+                                    "Recv",     "Sendrecv", "Alltoallv", "Bcast"};
 
 // Python.h's PyBUF_READ and PyBUF_WRITE, which its limited API has from 3.11 on.
 constexpr int kRead = 0x100, kWrite = 0x200;
@@ -45,7 +46,7 @@ Communicator::Communicator(const Argument& argument) : comm_(argument.value) {
     if (!nb::hasattr(comm_, method)) {
       Fail(argument,
            "a communicator of mpi4py, or an object with the methods Get_rank, Get_size, Allgather, Send, "
-           "Recv, Alltoallv and Bcast");
+           "Recv, Sendrecv, Alltoallv and Bcast");
     }
   }
   distributed::Transport transport;
@@ -68,11 +69,17 @@ void Communicator::AllGather(void* self, const void* sent, int64_t num_bytes, vo
 
 void Communicator::SendReceive(void* self, const void* sent, int64_t num_sent, int to, void* received,
                                int64_t num_received, int from) {
-  // heed sends to one rank or receives from one, never both at once.
   WithGil([&] {
     const auto& of = *static_cast<const Communicator*>(self);
-    if (to >= 0) of.comm_.attr("Send")(Buffer(sent, num_sent, false), to);
-    if (from >= 0) of.comm_.attr("Recv")(Buffer(received, num_received, true), from);
+    using namespace nanobind::literals;
+    if (to >= 0 && from >= 0) {
+      of.comm_.attr("Sendrecv")(Buffer(sent, num_sent, false), to, "recvbuf"_a = Buffer(received, num_received, true),
+                                "source"_a = from);
+    } else if (to >= 0) {
+      of.comm_.attr("Send")(Buffer(sent, num_sent, false), to);
+    } else if (from >= 0) {
+      of.comm_.attr("Recv")(Buffer(received, num_received, true), from);
+    }
   });
 }
 

@@ -11,8 +11,8 @@
 
 namespace heed::python {
 
-// Calls Get_rank, Get_size, Allgather, Send, Recv, Alltoallv and Bcast of an object with buffers of bytes. It is used
-// while the caller has released the GIL, and outlived by the object.
+// Calls Get_rank, Get_size, Allgather, Send, Recv, Sendrecv, Alltoallv and Bcast of an object with buffers of bytes. It
+// is used while the caller has released the GIL, and outlived by the object.
 class Communicator {
  public:
   // Throws InvalidArgument for an object without these methods.

@@ -33,8 +33,8 @@ double Difference(const ConstTensorView& a, const ConstTensorView& b) {
   const std::vector<double> x = Elements(a), y = Elements(b);
   double most = 1e-30, difference = 0;
   for (size_t i = 0; i < x.size(); ++i) {
-    most = std::max(most, std::abs(y[i]));
-    const double apart = std::abs(x[i] - y[i]);
+    if (std::isfinite(y[i])) most = std::max(most, std::abs(y[i]));
+    const double apart = x[i] == y[i] ? 0 : std::abs(x[i] - y[i]);
     difference = std::max(difference, std::isnan(apart) ? HUGE_VAL : apart);
   }
   return difference / most;
@@ -280,6 +280,37 @@ TEST(DistributedAttention, ExchangesHeads) {
   }
 }
 
+TEST(DistributedAttention, MergesPartsOfARing) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
+    std::vector<std::pair<std::string, Call>> calls;
+    for (auto& [name, call] : Calls(dtype)) {
+      call.options.sink_tokens = 0;
+      if (name != "sinks" && name != "rows" && name != "log_decay") calls.emplace_back(name, call);
+    }
+    Call& both_sides = calls.emplace_back("both sides", Call(dtype)).second;
+    both_sides.options.window = {.left = 40, .right = 10};
+    Call& no_keys = calls.emplace_back("no keys", Call(dtype)).second;
+    no_keys.options.causal = true;
+    static const int32_t lengths[] = {0, 70};
+    no_keys.options.key_lengths = ConstTensorView(lengths, DType::kI32, {B});
+    const double tolerance = dtype == DType::kF64 ? 1e-12 : dtype == DType::kF32 ? 1e-5 : 2e-2;
+    for (const auto& [name, call] : calls) {
+      const Results expected = Single(call);
+      for (const Shape& counts : {Shape{100, 50}, Shape{0, 150}, Shape{64, 0, 86}, Shape{30, 20, 40, 60}, Shape{150}}) {
+        const Results got = Divided(call, Contiguous(counts), {.method = Method::kRing});
+        for (const auto& [what, a, b] : {std::tuple<const char*, Buffer, Buffer>("o", got.o, expected.o),
+                                         {"lse", got.lse, expected.lse},
+                                         {"dq", got.dq, expected.dq},
+                                         {"dk", got.dk, expected.dk},
+                                         {"dv", got.dv, expected.dv}}) {
+          EXPECT_LE(Difference(a.view(), b.view()), tolerance)
+              << Name(dtype) << " " << name << " " << ShapeString(counts) << " " << what;
+        }
+      }
+    }
+  }
+}
+
 // Calls Forward on each of the ranks, which all throw E.
 template <class E>
 void ExpectRefused(int num_ranks, const std::function<void(int, Call&, AttentionOptions&)>& change,
@@ -330,6 +361,33 @@ TEST(DistributedAttention, EveryRankRefusesCallsThatDiffer) {
       3, [](int, Call&, AttentionOptions& how) { how.order = Order::kZigzag; }, "in zigzag order");
   ExpectRefused<Unsupported>(
       2, [](int, Call& call, AttentionOptions&) { call.options.dropout = 0.5; }, "dropout is given with a group");
+  ExpectRefused<Unsupported>(
+      2,
+      [](int, Call& call, AttentionOptions& how) {
+        call.options.sink_tokens = 1;
+        how.method = Method::kRing;
+      },
+      "sink_tokens is given on a ring");
+  ExpectRefused<Unsupported>(
+      2,
+      [](int, Call& call, AttentionOptions& how) {
+        call.sinks = Buffer(DType::kF64, {Hq}).FillNormal(6);
+        how.method = Method::kRing;
+      },
+      "sinks is given on a ring");
+  ExpectRefused<Unsupported>(
+      2, [](int, Call&, AttentionOptions& how) { how = {.method = Method::kRing, .order = Order::kZigzag}; },
+      "expected contiguous order");
+  static const int64_t lengths[] = {2 * T + 1, 0, 3};
+  for (const int64_t size : {B, B + 1}) {
+    ExpectRefused<InvalidArgument>(
+        2,
+        [=](int, Call& call, AttentionOptions& how) {
+          call.options.key_lengths = ConstTensorView(lengths, DType::kI64, {size});
+          how.method = Method::kRing;
+        },
+        size == B ? "key_lengths contains 301, expected 0 to 300" : "key_lengths is i64 [3], expected i32 or i64 [2]");
+  }
 }
 
 TEST(DistributedShards, AreThoseOfBothOrders) {

@@ -93,10 +93,14 @@ class OnTensors(ast.NodeTransformer):
     def visit_FunctionDef(self, node):
         """Functions with a gradient allocate their results: only attention takes `out`, without a gradient."""
         node = copy.deepcopy(node)
-        if node.name in self.own_results:
-            of_arrays = ("out", *self.signatures.STATES_OF_ARRAYS)
-            kept = [(a, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults) if a.arg not in of_arrays]
-            node.args.kwonlyargs, node.args.kw_defaults = [a for a, _ in kept], [d for _, d in kept]
+        for_processes = (self.signatures.ATTENTION_OF_ARRAYS if node.name == "attention"
+                         else self.signatures.STATES_OF_ARRAYS if node.name in self.with_states else ())
+        of_arrays = (*for_processes, *(["out"] if node.name in self.own_results else []))
+        kept = [(a, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults) if a.arg not in of_arrays]
+        node.args.kwonlyargs, node.args.kw_defaults = [a for a, _ in kept], [d for _, d in kept]
+        if for_processes and ast.get_docstring(node):
+            docstring = node.body[0].value
+            docstring.value = self.signatures.without_arguments(docstring.value, for_processes)
         keywords = (self.signatures.ATTENTION_IN_A_GROUP if node.name == "attention"
                     else self.signatures.CACHE_IN_A_GROUP if node.name == "attend" and self.divides
                     else self.signatures.STATES_IN_A_GROUP if node.name in self.with_states else ())

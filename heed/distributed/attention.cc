@@ -14,6 +14,7 @@
 
 #include "heed/core/dtype.h"
 #include "heed/core/error.h"
+#include "heed/distributed/attention_internal.h"
 #include "heed/distributed/group_internal.h"
 #include "heed/distributed/shards_internal.h"
 
@@ -82,9 +83,10 @@ std::string OptionsText(const Options& options, const AttentionOptions& distribu
 }
 
 // Throws for options that concern the whole sequence in a way that is not divided.
-void CheckOptions(const std::string& op, const Options& options) {
+void CheckOptions(const std::string& op, const Options& options, bool on_a_ring) {
   const auto refuse = [&](const char* name) {
-    throw Unsupported(op + ": " + name + " is given with a group, which does not divide it among ranks");
+    throw Unsupported(op + ": " + name + " is given " + (on_a_ring ? "on a ring" : "with a group") +
+                      ", which does not divide it among ranks");
   };
   if (options.align != attention::Align::kBottomRight) refuse("align");
   if (options.query_starts.present()) refuse("query_starts");
@@ -93,6 +95,18 @@ void CheckOptions(const std::string& op, const Options& options) {
   if (options.pattern.present()) refuse("pattern");
   if (options.dropout != 0) refuse("dropout");
   if (options.cu_seqlens_q.present() || options.cu_seqlens_k.present()) refuse("cu_seqlens_q");
+  if (!on_a_ring) return;
+  if (options.sink_tokens != 0) refuse("sink_tokens");
+  if (options.chunk != 0) refuse("chunk");
+  for (const auto& [name, t] : {std::pair<const char*, ConstTensorView>("prefix", options.prefix),
+                                {"key_starts", options.key_starts},
+                                {"mask", options.mask},
+                                {"bias", options.bias},
+                                {"alibi", options.alibi},
+                                {"log_decay", options.log_decay},
+                                {"sinks", options.sinks}}) {
+    if (t.present()) refuse(name);
+  }
 }
 
 // A call of both passes.
@@ -107,6 +121,13 @@ class Plan {
   void Start(bool wants_lse, const Check& check);
   // True if ranks exchange tokens for heads.
   bool exchanges_heads() const { return exchanges_heads_; }
+  bool on_a_ring() const { return distributed_.method == Method::kRing; }
+  // The tokens of each rank in contiguous order.
+  std::vector<TokenRange> parts() const {
+    std::vector<TokenRange> parts;
+    for (const std::vector<TokenRange>& ranges : ranges_) parts.push_back(ranges[0]);
+    return parts;
+  }
   bool any_lse() const { return any_lse_; }
   int64_t total() const { return total_; }
 
@@ -168,7 +189,11 @@ std::string Plan::Describe() const {
     }
     text += Described(name, t, kTokens) + ", ";
   }
-  CheckOptions(op_, options_);
+  const bool on_a_ring = distributed_.method == Method::kRing;
+  CheckOptions(op_, options_, on_a_ring);
+  if (on_a_ring && distributed_.order != Order::kContiguous) {
+    throw Unsupported(op_ + ": method is ring in zigzag order, expected contiguous order");
+  }
   const ConstTensorView& decay = options_.log_decay;
   if (decay.present() && (decay.rank() != 3 || decay.size(kTokens) != TokensOf(in_.q))) {
     Refuse(op_, "log_decay", "has shape " + decay.ShapeString(), "[B, T, Hq] with the tokens of q");
@@ -176,14 +201,14 @@ std::string Plan::Describe() const {
   if (distributed_.method == Method::kUlysses) {
     if (!divides()) {
       Refuse(op_, "method",
-             "is kUlysses with " + std::to_string(in_.q.size(kHeads)) + " and " + std::to_string(in_.k.size(kHeads)) +
+             "is ulysses with " + std::to_string(in_.q.size(kHeads)) + " and " + std::to_string(in_.k.size(kHeads)) +
                  " heads",
              "multiples of " + std::to_string(group_.size()) + " ranks");
     }
     if (!whole_heads()) {
       throw Unsupported(op_ +
-                        ": method is kUlysses in zigzag order or with an option of heads or rows, expected "
-                        "kAllGather");
+                        ": method is ulysses in zigzag order or with an option of heads or rows, expected "
+                        "all_gather");
     }
   }
   return text + OptionsText(options_, distributed_);
@@ -223,7 +248,8 @@ void Plan::Start(bool wants_lse, const Check& check) {
     CheckRows("bias", agreed[r], 4, static_cast<int>(r));
   }
   ranges_ = AgreedRanges(op_, counts, distributed_.order);
-  exchanges_heads_ = distributed_.method != Method::kAllGather && divides() && whole_heads() && group_.size() > 1;
+  const bool may_exchange = distributed_.method == Method::kAuto || distributed_.method == Method::kUlysses;
+  exchanges_heads_ = may_exchange && divides() && whole_heads() && group_.size() > 1;
 }
 
 void Plan::ScatterSum(const ConstTensorView& whole, const TensorView& part) const {
@@ -331,6 +357,7 @@ void Forward(Context& ctx, const Group& group, const Inputs& in, const Options& 
     return std::string();
   });
   if (group.size() == 1) return attention::Forward(ctx, in, options, out);
+  if (plan.on_a_ring()) return RingForward(ctx, group, plan.parts(), in, options, out);
   if (plan.exchanges_heads()) {
     const Owned q = plan.HeadsOf(in.q, kTokens, kHeads), k = plan.HeadsOf(in.k, kTokens, kHeads),
                 v = plan.HeadsOf(in.v, kTokens, kHeads);
@@ -410,6 +437,7 @@ void Backward(Context& ctx, const Group& group, const attention::BackwardInputs&
     return text;
   });
   if (group.size() == 1) return attention::Backward(ctx, in, options, out);
+  if (plan.on_a_ring()) return RingBackward(ctx, group, plan.parts(), in, options, out);
   if (plan.exchanges_heads()) {
     const Owned q = plan.HeadsOf(in.q, kTokens, kHeads), k = plan.HeadsOf(in.k, kTokens, kHeads),
                 v = plan.HeadsOf(in.v, kTokens, kHeads), o = plan.HeadsOf(in.o, kTokens, kHeads),

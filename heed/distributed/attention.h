@@ -14,6 +14,7 @@ enum class Method {
   kAuto,       // kUlysses where it is possible, else kAllGather
   kAllGather,  // every rank receives all keys and values and computes its own rows
   kUlysses,    // ranks exchange tokens for heads, and each computes whole heads
+  kRing,       // keys and values move from rank to rank, two parts in memory at a time
 };
 
 struct AttentionOptions {
@@ -29,9 +30,11 @@ struct AttentionOptions {
 // and all keys; log_decay has this rank's tokens. Others are refused.
 //
 // kUlysses requires contiguous order, numbers of heads of q and of k that the number of ranks divides, and none of
-// alibi, sinks, log_decay, mask and bias, which have an axis of heads or rows.
+// alibi, sinks, log_decay, mask and bias, which have an axis of heads or rows. kRing requires contiguous order, and of
+// the options takes scale, causal, window, key_lengths, softcap, precision and invariant.
 //
-// Reproducibility. o and lse have the bits of one process.
+// Reproducibility. o and lse have the bits of one process, except with kRing, which merges partial results, rounded at
+// each, in the order in which parts arrive.
 //
 // Throws on every rank, before any tensor is sent and with nothing written, if the call of one rank differs from that
 // of rank 0 in more than its tokens, or if one rank's arguments are refused: InvalidArgument, or on the rank that
@@ -44,7 +47,7 @@ HEED_API void Forward(Context& ctx, const Group& group, const attention::Inputs&
 // is for all, are this rank's part of the sum.
 //
 // Reproducibility. With kUlysses gradients have the bits of one process, with kAllGather dq. dk, dv and dlog_decay are
-// then sums over ranks in their order, rounded at each.
+// then sums over ranks in their order, rounded at each. With kRing all gradients are sums over parts.
 //
 // Throws as Forward does.
 HEED_API void Backward(Context& ctx, const Group& group, const attention::BackwardInputs& in,

@@ -141,6 +141,12 @@ void ReceiveFrom(const Group& group, std::span<std::byte> received, int from) {
   t.send_receive(t.self, nullptr, 0, -1, received.data(), static_cast<int64_t>(received.size()), from);
 }
 
+void SendReceive(const Group& group, std::span<const std::byte> sent, int to, std::span<std::byte> received, int from) {
+  const Transport& t = group.transport();
+  t.send_receive(t.self, sent.data(), static_cast<int64_t>(sent.size()), to, received.data(),
+                 static_cast<int64_t>(received.size()), from);
+}
+
 void Broadcast(const Group& group, std::span<std::byte> data, int root) {
   if (group.size() == 1 || data.empty()) return;
   const Transport& t = group.transport();
@@ -235,6 +241,15 @@ void Copy(const ConstTensorView& from, const TensorView& to) {
   ForRuns(from, to, [&](int64_t source, int64_t target, int64_t count) {
     std::memcpy(to.as<std::byte>() + target * size, from.as<std::byte>() + source * size,
                 static_cast<size_t>(count * size));
+  });
+}
+
+void Convert(const ConstTensorView& from, const TensorView& to) {
+  if (from.dtype() == to.dtype()) return Copy(from, to);
+  ForRuns(from, to, [&](int64_t source, int64_t target, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      StoreDouble(to.dtype(), to.data(), target + i, LoadAsDouble(from.dtype(), from.data(), source + i));
+    }
   });
 }
 

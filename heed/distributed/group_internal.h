@@ -34,6 +34,8 @@ Messages Exchange(const Group& group, std::vector<Bytes> sent, std::span<const i
 
 void SendTo(const Group& group, std::span<const std::byte> sent, int to);
 void ReceiveFrom(const Group& group, std::span<std::byte> received, int from);
+// Sends to one rank and receives from another, at the same time.
+void SendReceive(const Group& group, std::span<const std::byte> sent, int to, std::span<std::byte> received, int from);
 void Broadcast(const Group& group, std::span<std::byte> data, int root);
 
 // Numbers that a rank announces with its call; unused ones are 0.
@@ -61,6 +63,9 @@ std::string Described(const char* name, const ConstTensorView& t, std::optional<
 
 // Copies all elements between views of one shape and dtype.
 void Copy(const ConstTensorView& from, const TensorView& to);
+
+// Copies all elements between views of one shape, rounded to the dtype of `to`.
+void Convert(const ConstTensorView& from, const TensorView& to);
 
 // Adds `x` to `sum`, rounded once per element.
 void Add(const ConstTensorView& x, const TensorView& sum);

@@ -22,7 +22,8 @@ _GROUP = ("group", "ProcessGroup | DeviceMesh | None", None)
 ATTENTION_IN_A_GROUP = (_GROUP, ("method", "Literal['auto', 'all_gather', 'ulysses', 'ring']", "auto"),
                         ("order", "Literal['contiguous', 'zigzag']", "contiguous"))
 CACHE_IN_A_GROUP = (_GROUP,)
-# Keywords of functions of arrays for processes; tensors have STATES_IN_A_GROUP.
+# Keywords of functions of arrays for processes; tensors have ATTENTION_IN_A_GROUP and STATES_IN_A_GROUP.
+ATTENTION_OF_ARRAYS = ("comm", "method", "order")
 STATES_OF_ARRAYS = ("comm", "relay", "segment")
 STATES_IN_A_GROUP = (_GROUP, ("relay", "bool", False), ("segment", "int", 4096))
 
@@ -101,7 +102,14 @@ def of_tensors(
     return inspect.Signature(parameters, return_annotation=on_tensors(signature.return_annotation))
 
 
-def text_on_tensors(thing: Any) -> str:
-    """The docstring of heed.torch's function or class of the same name; examples are heed's, on arrays."""
+def without_arguments(text: str, names: Iterable[str]) -> str:
+    """A docstring without the lines of these arguments."""
+    return re.sub(rf"\n( *)(?:{'|'.join(names)})  .*(?:\n\1  .*)*", "", text)
+
+
+def text_on_tensors(thing: Any, without: Iterable[str] = ()) -> str:
+    """The docstring of heed.torch's function or class of the same name, which lacks some arguments; examples are
+    heed's, on arrays."""
     text = thing.__nb_signature__[0][1] if hasattr(thing, "__nb_signature__") else thing.__doc__
+    text = without_arguments(text, without) if without else text
     return text.partition("\n\nExample:")[0].replace("NumPy array", "tensor").replace("NumPy's global", "PyTorch's")

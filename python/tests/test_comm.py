@@ -49,6 +49,10 @@ class Comm:
     def Recv(self, buffer, source):
         buffer[:] = self.world.mail[source, self.rank].get(timeout=60)
 
+    def Sendrecv(self, sendbuf, dest, sendtag=0, recvbuf=None, source=-1):
+        self.Send(sendbuf, dest)
+        self.Recv(recvbuf, source)
+
     def Alltoallv(self, sent, received):
         buffer, counts = sent
         begins = np.cumsum([0, *counts])
@@ -156,3 +160,171 @@ def test_what_is_not_a_communicator_is_refused():
 
 def test_a_group_of_one():
     np.testing.assert_array_equal(heed.gla(*arrays(), comm=Comm(World(1), 0)), heed.gla(*arrays()))
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+HEADS, KEY_HEADS, CHANNELS = 6, 3, 8
+CUTS = [(0, 30), (30, 30), (30, TOKENS)]  # the second rank has no tokens
+CONTIGUOUS = [[cut] for cut in CUTS]
+_PARTS = [(TOKENS * i // 6, TOKENS * (i + 1) // 6) for i in range(6)]
+ZIGZAG = [[_PARTS[r], _PARTS[5 - r]] for r in range(3)]
+ATTENTION = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"causal": True, "window": (20, 0), "sink_tokens": 2},
+    "both_sides": {"window": (9, 12), "softcap": 4.0, "scale": 0.3, "key_lengths": [TOKENS, 45]},
+    "sinks": {"causal": True, "sinks": np.linspace(-1, 1, HEADS), "alibi": np.full(HEADS, 0.1)},
+    "rows": {"bias": np.random.default_rng(3).standard_normal((2, 1, TOKENS, TOKENS)),
+             "mask": np.random.default_rng(4).random((TOKENS, TOKENS)) < 0.8},
+    "log_decay": {"causal": True, "log_decay": np.full((2, TOKENS, HEADS), -0.05)},
+}
+TOKENS_OF = {"q": 1, "k": 1, "v": 1, "o": 1, "do": 1, "lse": 2, "dlse": 2, "log_decay": 1, "mask": -2, "bias": -2}
+
+
+def of_ranges(values, ranges):
+    """The tokens of a rank; what has none is whole."""
+    return {key: np.concatenate([x.take(range(*cut), TOKENS_OF[key]) for cut in ranges], TOKENS_OF[key])
+            if key in TOKENS_OF else x for key, x in values.items()}
+
+
+def joined(parts, ranges, axis):
+    """The whole array of parts that ranks have."""
+    whole = np.full_like(parts[0], np.nan, shape=[TOKENS if i == axis % parts[0].ndim else n
+                                                  for i, n in enumerate(parts[0].shape)])
+    for one, cuts in zip(parts, ranges):
+        index = np.concatenate([np.arange(*cut) for cut in cuts]).astype(int)
+        np.moveaxis(whole, axis, 0)[index] = np.moveaxis(one, axis, 0)
+    return whole
+
+
+def tensors(dtype=np.float64):
+    rng = np.random.default_rng(0)
+    q, do = rng.standard_normal((2, 2, TOKENS, HEADS, CHANNELS)).astype(dtype)
+    k, v = rng.standard_normal((2, 2, TOKENS, KEY_HEADS, CHANNELS)).astype(dtype)
+    return {"q": q, "k": k, "v": v}, do, rng.standard_normal((2, HEADS, TOKENS)).astype(dtype)
+
+
+def unpacked(results):
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
+@pytest.mark.parametrize("how", ["auto", "all_gather", "ulysses", "zigzag"])
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_to_parts_is_that_of_the_whole(name, how):
+    if how == "ulysses" and {"alibi", "mask", "log_decay"} & set(ATTENTION[name]):
+        pytest.skip("refused")
+    ranges = ZIGZAG if how == "zigzag" else CONTIGUOUS
+    keywords = {"order": "zigzag"} if how == "zigzag" else {"method": how}
+    values, do, dlse = tensors()
+    options = ATTENTION[name]
+    o, lse = heed.attention(**values, **options, return_lse=True)
+    of_outputs = {"do": do, "o": o, "lse": lse, "dlse": dlse}
+    gradients = heed.attention_backward(**of_outputs, **values, **options, need_dbias="bias" in options)._asdict()
+
+    def of_rank(comm):
+        own = of_ranges(values | options, ranges[comm.rank])
+        o, lse = heed.attention(**own, return_lse=True, comm=comm, **keywords)
+        into = np.full_like(o, np.nan)
+        assert heed.attention(**own, out=into, comm=comm, **keywords) is into
+        np.testing.assert_array_equal(into, o)
+        outputs = of_ranges(of_outputs, ranges[comm.rank]) | {"o": o, "lse": lse}
+        return o, lse, heed.attention_backward(**outputs, **own, need_dbias="bias" in own, comm=comm, **keywords)
+
+    results = unpacked(run(3, of_rank))
+    np.testing.assert_array_equal(joined([result[0] for result in results], ranges, 1), o)
+    np.testing.assert_array_equal(joined([result[1] for result in results], ranges, 2), lse)
+    for key, expected in gradients.items():
+        parts = [getattr(result[2], key) for result in results]
+        if expected is None:
+            assert parts == [None] * 3
+            continue
+        axis = TOKENS_OF.get(key[1:])
+        assert error(sum(parts) if axis is None else joined(parts, ranges, axis), expected) < 1e-12, key
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("name", ["plain", "causal", "window", "both_sides"])
+def test_attention_on_a_ring(name, dtype):
+    options = {key: x for key, x in ATTENTION[name].items() if key != "sink_tokens"} | {"method": "ring"}
+    values, do, dlse = tensors(dtype)
+    o, lse = heed.attention(**values, **options, return_lse=True)
+    gradients = heed.attention_backward(do, *values.values(), o, lse, dlse=dlse, **options)
+
+    def of_rank(comm):
+        own = of_ranges(values, CONTIGUOUS[comm.rank])
+        o, lse = heed.attention(**own, **options, return_lse=True, comm=comm)
+        outputs = of_ranges({"do": do, "dlse": dlse}, CONTIGUOUS[comm.rank]) | {"o": o, "lse": lse}
+        return o, lse, *heed.attention_backward(**outputs, **own, **options, comm=comm)[:3]
+
+    results = unpacked(run(3, of_rank))
+    for i, (axis, expected) in enumerate(zip([1, 2, 1, 1, 1], [o, lse, *gradients[:3]])):
+        got = joined([result[i] for result in results], CONTIGUOUS, axis)
+        assert got.dtype == dtype
+        # Where a row sees no key, lse is -inf.
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12 if dtype == np.float64 else 2e-5)
+
+
+def test_a_rank_may_leave_out_lse():
+    values, _, _ = tensors(np.float32)
+    expected, lse = heed.attention(**values, causal=True, return_lse=True)
+
+    def of_rank(comm):
+        own = of_ranges(values, CONTIGUOUS[comm.rank])
+        return heed.attention(**own, causal=True, return_lse=comm.rank == 2, comm=comm, threads=1)
+
+    results = unpacked(run(3, of_rank))
+    np.testing.assert_array_equal(np.concatenate([*results[:2], results[2][0]], 1), expected)
+    np.testing.assert_array_equal(results[2][1], lse[:, :, 30:])
+
+
+@pytest.mark.parametrize(("keywords", "kind", "said"), [
+    (lambda rank: {"causal": rank == 1}, heed.InvalidArgument, "rank 1 calls attention"),
+    (lambda rank: {"method": ("all_gather", "auto")[rank]}, heed.InvalidArgument, "rank 1 calls attention"),
+    (lambda rank: {"window": (3 + rank, 0)}, heed.InvalidArgument, "rank 1 calls attention"),
+    (lambda rank: {"method": "ulysses"}, heed.InvalidArgument, "method is ulysses with 6 and 3 heads"),
+    (lambda rank: {"method": "ulysses", "order": "zigzag"}, heed.InvalidArgument, "method is ulysses"),
+    (lambda rank: {"order": "zigzag"}, heed.InvalidArgument, "tokens of ranks are [30,40], expected [35,35]"),
+    (lambda rank: {"method": "ring", "order": "zigzag"}, heed.Unsupported, "method is ring in zigzag order"),
+    (lambda rank: {"method": "ring", "sinks": np.zeros(HEADS)}, heed.Unsupported, "sinks is given on a ring"),
+    (lambda rank: {"method": "ring", "key_lengths": [71, 0]}, heed.InvalidArgument, "key_lengths contains 71"),
+    (lambda rank: {"dropout": 0.5, "seed": 1}, heed.Unsupported, "dropout is given with a group"),
+    (lambda rank: {"align": "top_left"}, heed.Unsupported, "align is given with a group"),
+    (lambda rank: {"align": [3, 3]}, heed.Unsupported, "align is given with a group"),
+    (lambda rank: {"segments": np.zeros((2, TOKENS), int)}, heed.Unsupported, "segments is given with a group"),
+    (lambda rank: {"pattern": heed.patterns.atrous(2)}, heed.Unsupported, "pattern is given with a group"),
+    (lambda rank: {"bias": np.zeros((30 + 10 * rank, 60))}, heed.InvalidArgument, "bias has 30 rows and 60 keys"),
+    (lambda rank: {"softcap": -1.0}, heed.InvalidArgument, "softcap is -1"),
+])
+def test_every_rank_refuses_attention_that_is_not_divided(keywords, kind, said):
+    values, _, _ = tensors(np.float32)
+
+    def of_rank(comm):
+        own = of_ranges(values, [(0, 30), (30, TOKENS)][comm.rank:comm.rank + 1])
+        return heed.attention(**own, comm=comm, **keywords(comm.rank))
+
+    for result in run(2, of_rank):
+        assert isinstance(result, kind), result
+        assert str(result).startswith("attention: ") and said in str(result), result
+
+
+def test_what_a_communicator_of_attention_is_not():
+    values, do, _ = tensors(np.float32)
+    o, lse = heed.attention(**values, return_lse=True, method="ulysses", order="zigzag")
+    np.testing.assert_array_equal(o, heed.attention(**values, comm=Comm(World(1), 0)))
+    for function, more in ((heed.attention, {}), (heed.attention_backward, {"do": do, "o": o, "lse": lse})):
+        with pytest.raises(heed.InvalidArgument, match=f"{function.__name__}: comm is .*expected a communicator"):
+            function(**values, **more, comm="world")
+        with pytest.raises(heed.InvalidArgument, match=f"{function.__name__}: method is 'rings'"):
+            function(**values, **more, method="rings")
+        with pytest.raises(heed.InvalidArgument, match=f"{function.__name__}: order is None"):
+            function(**values, **more, order=None)
+    with pytest.raises(heed.InvalidArgument, match="expected None: explain"):
+        heed.explain("attention", q=(1, 8, 2, 4), comm="world")
+    packed = {key: x[0] for key, x in values.items()}
+    with pytest.raises(heed.Unsupported, match="q has shape .*packed sequences are not divided"):
+        heed.attention(**packed, cu_seqlens_q=[0, TOKENS], comm=Comm(World(1), 0))
+    assert "\n  comm " in heed.attention.__doc__

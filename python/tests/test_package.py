@@ -27,7 +27,8 @@ SIGNATURE = [
     "prefix=None", "chunk=None", "segments=None", "key_lengths=None", "key_starts=None", "query_lengths=None",
     "mask=None", "bias=None", "alibi=None", "softcap=None", "sinks=None", "log_decay=None", "pattern=None",
     "dropout=0.0", "seed=None", "dropout_offset=0", "cu_seqlens_q=None", "cu_seqlens_k=None", "precision='highest'",
-    "invariant=False", "return_lse=False", "out=None", "threads=None"]
+    "invariant=False", "return_lse=False", "comm=None", "method='auto'", "order='contiguous'", "out=None",
+    "threads=None"]
 
 
 def stub():
@@ -169,9 +170,11 @@ def test_every_function_has_the_options_as_attention_has_them():
     plain, with_lse = map(keywords_of, stubbed("attention"))
     assert {**plain, "return_lse": None} == {**with_lse, "return_lse": None}
     results = {"return_lse", "out"}
-    options = {name: kind for name, kind in plain.items() if name not in results}
+    for_processes = {name: kind for name, kind in plain.items() if name in ("comm", "method", "order")}
+    assert for_processes.items() <= keywords_of(stubbed("attention_backward")[0]).items()
+    options = {name: kind for name, kind in plain.items() if name not in results | for_processes.keys()}
     of_packed = {"cu_seqlens_q", "cu_seqlens_k"}
-    for name, own, missing in (("attention_backward", {"dlse", "need_dbias"}, set()),
+    for name, own, missing in (("attention_backward", {"dlse", "need_dbias", *for_processes}, set()),
                                ("attention_weights", {"lse", "rows", "heads"}, of_packed),
                                ("attention_map", {"size", "reduce"}, of_packed), ("view", {"tokens"}, of_packed)):
         taken = keywords_of(stubbed(name)[0])

@@ -154,6 +154,12 @@ def test_stubs_have_the_same_functions_and_parameters(module, path):
         assert {key for key, p in at_runtime.items() if p.default is not p.empty} == optional, name
 
 
+def test_keywords_of_communicators_are_those_of_arrays_alone():
+    assert re.search(r"\n +comm  ", (FOLDER / "_core.pyi").read_text())
+    assert not re.search(r"\n +comm  ", (FOLDER / "torch/__init__.pyi").read_text())
+    assert not re.search(r"\n +(?:comm|relay|segment)  ", heed.torch.gla.__doc__ + heed.torch.attention.__doc__)
+
+
 ON_TENSORS = """
 import torch
 import heed.torch

@@ -63,7 +63,7 @@ def _into(out: Tensor, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor
     return lse
 
 
-attention.__doc__ = _signatures.text_on_tensors(heed.attention) + """
+attention.__doc__ = _signatures.text_on_tensors(heed.attention, without=_signatures.ATTENTION_OF_ARRAYS) + """
 
 In PyTorch. Tensors are on the CPU, or on a CUDA device where heed has kernels for it: alibi and sinks there or on the
 CPU. Gradients reach q, k, v, bias, sinks, alibi, log_decay, through lse too; second derivatives (not twice in forward
@@ -77,4 +77,6 @@ of the rows of mask and bias, in the order of ranks or as heed.torch.distributed
 options are those of the whole sequence. method="all_gather" sends all keys and values to every rank, "ulysses"
 exchanges tokens for heads, which "auto" does where ranks divide the heads and no option has heads or rows, and "ring"
 moves keys and values from rank to rank, two parts in memory at a time."""
-attention.__signature__ = _signatures.of_tensors(heed.attention, keywords=_signatures.ATTENTION_IN_A_GROUP)
+attention.__signature__ = _signatures.of_tensors(
+    heed.attention, without=_signatures.ATTENTION_OF_ARRAYS, keywords=_signatures.ATTENTION_IN_A_GROUP
+)

@@ -9,7 +9,6 @@ settings that it alone has, and each becomes `torch.ops.heed.<name>`, `torch.ops
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -308,10 +307,6 @@ class _Mechanism:
         return o, self.state_type(*states) if len(states) > 1 else states[0]
 
 
-# The lines about keywords that functions of tensors do not have, or that the text of _sequence is about.
-_LINES_OF_ARRAYS = re.compile(rf"\n  (?:{'|'.join(_signatures.STATES_OF_ARRAYS)})  .*(?:\n {{4,}}.*)*")
-
-
 def _public(mechanism: _Mechanism) -> Any:
     function_of_arrays = getattr(heed, mechanism.name)
 
@@ -320,7 +315,8 @@ def _public(mechanism: _Mechanism) -> Any:
         return mechanism.call(tensors, options)
 
     function.__module__ = "heed.torch"
-    function.__doc__ = _LINES_OF_ARRAYS.sub("", _signatures.text_on_tensors(function_of_arrays))
+    # relay and segment are in the text of _sequence.
+    function.__doc__ = _signatures.text_on_tensors(function_of_arrays, without=_signatures.STATES_OF_ARRAYS)
     keywords = _signatures.STATES_IN_A_GROUP if mechanism.states else ()
     if keywords:
         function.__doc__ += "\n\n" + _sequence.TEXT

@@ -53,6 +53,30 @@ constexpr Keyword<Call> kResults[] = {
 constexpr Keyword<Call> kThreadsKeyword = {
     "threads", true, [](Call& c, const Argument& a) { c.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads)); }};
 
+void ReadMethod(Call& call, const Argument& a) {
+  using distributed::Method;
+  const std::string name = ToChoice(a, {"auto", "all_gather", "ulysses", "ring"});
+  call.divided.method = name == "auto"      ? Method::kAuto
+                        : name == "ulysses" ? Method::kUlysses
+                        : name == "ring"    ? Method::kRing
+                                            : Method::kAllGather;
+}
+void ReadOrder(Call& call, const Argument& a) {
+  const bool zigzag = ToChoice(a, {"contiguous", "zigzag"}) == "zigzag";
+  call.divided.order = zigzag ? distributed::Order::kZigzag : distributed::Order::kContiguous;
+}
+
+// Keywords of calls whose tokens several processes hold.
+constexpr Keyword<Call> kProcesses[] = {
+    {"comm", true,
+     [](Call& c, const Argument& a) {
+       if (c.describe) Fail(a, "None: explain describes the call of one process");
+       c.communicator.emplace(a);
+     }},
+    {"method", false, &ReadMethod},
+    {"order", false, &ReadOrder},
+};
+
 void ReadReduce(Call& call, const Argument& a) {
   constexpr char kExpected[] = "'mean' or 'max'";
   const std::string name = ToString(a, kExpected);
@@ -198,7 +222,7 @@ uint64_t ToSeedBits(Arrays& arrays, const Argument& a) {
 }
 
 void ReadCall(const char* operation, PyObject* args, PyObject* kwargs, Call& call) {
-  static const Keywords keywords = Joined({kInputs, Of(OptionKeywords()), kResults, One(kThreadsKeyword)});
+  static const Keywords keywords = Joined({kInputs, Of(OptionKeywords()), kResults, kProcesses, One(kThreadsKeyword)});
   Read<Call>(operation, keywords, 3, args, kwargs, call);
 }
 
@@ -221,7 +245,7 @@ void ReadWeightsCall(const char* operation, std::span<const char* const> more, P
 
 void ReadBackwardCall(const char* operation, PyObject* args, PyObject* kwargs, Call& call) {
   static const Keywords keywords =
-      Joined({One(kGradientOfO), kInputs, kBackwardKeywords, Of(OptionKeywords()), One(kThreadsKeyword)});
+      Joined({One(kGradientOfO), kInputs, kBackwardKeywords, Of(OptionKeywords()), kProcesses, One(kThreadsKeyword)});
   Read<Call>(operation, keywords, 6, args, kwargs, call);
 }
 

@@ -6,13 +6,16 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "heed/distributed/attention.h"
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/exact/attention/weights/attention_weights.h"
 #include "python/arguments.h"
+#include "python/communicator.h"
 #include "python/numpy_array.h"
 #include "python/tensor_caster.h"
 
@@ -29,6 +32,10 @@ struct Call {
   nanobind::handle out;
   TensorView out_view;
   int num_threads = 0;
+
+  // For attention and attention_backward, whose arrays are then those of this rank.
+  std::optional<python::Communicator> communicator;
+  distributed::AttentionOptions divided;
 
   ConstTensorView lse;  // for attention_weights, attention_map, attention_backward
 
@@ -79,7 +86,7 @@ Table ResultKeywords();
 Table ThreadsKeyword();
 Table TorchResults();
 
-// Reads q, k, v (by position or keyword) and all options into `call`. Throws
+// Reads q, k, v (by position or keyword), all options and those of a communicator into `call`. Throws
 // InvalidArgument for a wrong value, a Python TypeError for a wrong keyword.
 void ReadCall(const char* operation, PyObject* args, PyObject* kwargs, Call& call);
 
@@ -89,7 +96,7 @@ void ReadWeightsCall(const char* operation, std::span<const char* const> more, P
                      Call& call);
 
 // Reads a call of attention_backward: do, q, k, v, o, lse by position or keyword, dlse,
-// need_dbias and all options.
+// need_dbias, all options and those of a communicator.
 void ReadBackwardCall(const char* operation, PyObject* args, PyObject* kwargs, Call& call);
 
 // Reads a call of a cache's `attend`: q by position or keyword, tree and all options; the cache refuses some of them

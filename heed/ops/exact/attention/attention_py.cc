@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "docstrings/attention.h"
+#include "heed/distributed/attention.h"
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/exact/attention/attention_call_py.h"
 #include "heed/ops/exact/attention/attention_options_py.h"
@@ -37,7 +38,10 @@ nb::object Attention(const nb::args& args, const nb::kwargs& kwargs) {
   if (call.options.dropout > 0 && !call.seed_given) call.options.seed = FreshSeed();
   const Results results = NewResults(kOp, call, call.in.q, call.in.v.size(call.in.v.rank() - 1));
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(kOp, [&] { Forward(ctx, call.in, call.options, results.views); });
+  Compute(kOp, [&] {
+    if (!call.communicator) return Forward(ctx, call.in, call.options, results.views);
+    distributed::Forward(ctx, call.communicator->group(), call.in, call.options, results.views, call.divided);
+  });
   return results.Returned();
 }
 
@@ -126,10 +130,12 @@ nb::object MergeAttention(nb::handle parts_argument, nb::handle sinks_argument) 
 
 void Bind(nb::module_& m) {
   using namespace nanobind::literals;
-  const char* const signature = Spelled(kSignature, &TakesAll);
+  const char* const signature = Spelled(
+      kSignature, &TakesAll, std::string("return_lse: typing.Literal[False] = False, ") + kDivided + kOutAndThreads);
   const std::string text = Docstring(doc::kForward, signature, {kArguments, doc::kAttentionFields}, kInPython);
   m.def("attention", &Attention, nb::sig(signature), text.c_str());
-  m.def("attention", &Attention, nb::sig(Spelled(kLseSignature, &TakesAll, kOutAndThreads)), text.c_str());
+  m.def("attention", &Attention, nb::sig(Spelled(kLseSignature, &TakesAll, std::string(kDivided) + kOutAndThreads)),
+        text.c_str());
   m.def("merge_attention", &MergeAttention, "parts"_a.none(), nb::kw_only(), "sinks"_a = nb::none(),
         nb::sig(kMergeSignature),
         Docstring(doc::kMerge, kMergeSignature, {kArguments, doc::kAttentionFields}, kMergeInPython).c_str());

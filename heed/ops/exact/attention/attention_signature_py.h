@@ -24,6 +24,17 @@ inline constexpr python::Said kArguments[] = {
     {"parts", "pairs (o, lse) of attention over disjoint sets of keys, computed without sinks"},
     {"dlse", "the gradient of lse, in its shape and dtype; absent: zero"},
     {"need_dbias", "whether the gradient of bias is computed"},
+    {"comm",
+     "a communicator of mpi4py: q, k, v, log_decay, rows of mask and bias, and results are those of this rank's "
+     "tokens of one sequence, other options those of the whole; gradients of arrays without tokens are this rank's "
+     "part"},
+    {"method",
+     "with comm: 'all_gather' sends all keys and values to every rank; 'ulysses' exchanges tokens for heads, which "
+     "'auto' does where ranks divide the heads and no option has heads or rows; 'ring' moves keys and values from rank "
+     "to rank, two parts in memory at a time, and merges partial results"},
+    {"order",
+     "with comm: 'contiguous', parts of the sequence in the order of ranks; 'zigzag', rank r of R has parts r and "
+     "2 R - 1 - r of 2 R, which begin at multiples of 64 tokens where there are enough"},
 };
 
 inline constexpr char kInPython[] = R"(
@@ -55,9 +66,7 @@ Example:
   True)";
 
 // Overloads by return_lse, for type checkers.
-inline constexpr char kSignature[] =
-    "def attention(q: Array, k: Array, v: Array, *, **options, return_lse: typing.Literal[False] = False, "
-    "out: OutArray | None = None, threads: int | None = None) -> Result";
+inline constexpr char kSignature[] = "def attention(q: Array, k: Array, v: Array, *, **options) -> Result";
 inline constexpr char kLseSignature[] =
     "def attention(q: Array, k: Array, v: Array, *, return_lse: typing.Literal[True], **options) -> "
     "tuple[Result, Result]";

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "docstrings/attention.h"
+#include "heed/distributed/attention.h"
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/exact/attention/attention_call_py.h"
 #include "heed/ops/exact/attention/attention_options_py.h"
@@ -73,7 +74,10 @@ nb::object AttentionBackward(const nb::object& type, const nb::args& args, const
 
   const BackwardInputs in = {call.in.q, call.in.k, call.in.v, call.o, call.lse, call.d_o, call.d_lse};
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(kOp, [&] { Backward(ctx, in, options, out); });
+  Compute(kOp, [&] {
+    if (!call.communicator) return Backward(ctx, in, options, out);
+    distributed::Backward(ctx, call.communicator->group(), in, options, out, call.divided);
+  });
   return NewNamedTuple(type, nb::tuple(gradients));
 }
 
@@ -90,7 +94,7 @@ void BindBackward(nb::module_& m) {
       [gradients](const nb::args& args, const nb::kwargs& kwargs) {
         return AttentionBackward(gradients, args, kwargs);
       },
-      nb::sig(Spelled(kBackwardSignature, &TakesAll, kThreads)),
+      nb::sig(Spelled(kBackwardSignature, &TakesAll, std::string(kDivided) + kThreads)),
       Docstring(doc::kBackward, kBackwardSignature, {kResults, kArguments, doc::kAttentionFields}, kBackwardInPython)
           .c_str());
 }
