@@ -264,7 +264,7 @@ def test_attention_on_a_ring(name, dtype):
     for i, (axis, expected) in enumerate(zip([1, 2, 1, 1, 1], [o, lse, *gradients[:3]])):
         got = joined([result[i] for result in results], CONTIGUOUS, axis)
         assert got.dtype == dtype
-        # Where a row sees no key, lse is -inf.
+        # A row that sees no key has an lse of -inf.
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12 if dtype == np.float64 else 2e-5)
 
 
