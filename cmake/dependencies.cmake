@@ -1,6 +1,8 @@
 # The only file that names a third party. Each is found installed, and what is missing is named with its Debian package.
 # Highway, which distributions have too old, is also found in .cache, where scripts/setup builds it, else fetched.
-list(APPEND CMAKE_PREFIX_PATH ${PROJECT_SOURCE_DIR}/.cache/highway/install)
+if(NOT CMAKE_CROSSCOMPILING)
+  list(APPEND CMAKE_PREFIX_PATH ${PROJECT_SOURCE_DIR}/.cache/highway/install)
+endif()
 
 function(heed_require package target debian)
   find_package(${package} QUIET GLOBAL)

@@ -81,7 +81,7 @@ class HEED_API Context {
 
   // Calls f(task, worker) once for every task in [0, num_tasks). Tasks are handed out in ascending order, each to the
   // next free worker. The order of completion is undefined, and results must not depend on it. Tasks round to nearest
-  // and flush subnormal results, whatever rounding mode the host's threads have set.
+  // and treat subnormal results as os.h says, whatever mode the host's threads have set.
   template <class F>
   void ParallelFor(int64_t num_tasks, F&& f) {
     struct Shared {

@@ -107,7 +107,8 @@ TEST(ContextTest, EveryAvailableTargetCanBeTheCap) {
 TEST(ContextTest, TargetsHaveTheNamesOfCompilersToo) {
   const std::vector<std::string> available = SimdTargets();
   Context ctx(1), other(1);
-  for (const auto& [theirs, name] : {std::pair{"avx512", "AVX3"}, {"avx2", "AVX2"}, {"sse2", "SSE2"}}) {
+  for (const auto& [theirs, name] :
+       {std::pair{"avx512", "AVX3"}, {"avx2", "AVX2"}, {"sse2", "SSE2"}, {"neon", "NEON"}}) {
     if (std::ranges::find(available, name) != available.end()) {
       ctx.set_isa(theirs);
       other.set_isa(name);

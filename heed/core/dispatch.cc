@@ -40,6 +40,9 @@ constexpr char kOfThisMachine[] = " (built with HEED_TARGETS=native)";
 constexpr char kOfThisMachine[] = "";
 #endif
 
+// Highway's name, but for its baseline of 64-bit ARM: heed has one target with NEON.
+const char* NameOf(int64_t target) { return target == HWY_NEON_WITHOUT_AES ? "NEON" : hwy::TargetName(target); }
+
 // Better targets have lower bits.
 int64_t Best(int64_t targets) { return targets & -targets; }
 
@@ -50,7 +53,7 @@ int64_t BestAllowed(int64_t allowed) {
 
 std::vector<std::string> Names(int64_t targets) {
   std::vector<std::string> names;
-  for (; targets != 0; targets &= targets - 1) names.emplace_back(hwy::TargetName(Best(targets)));
+  for (; targets != 0; targets &= targets - 1) names.emplace_back(NameOf(Best(targets)));
   return names;
 }
 
@@ -68,7 +71,7 @@ std::vector<std::string> CompiledTargets() { return Names(HWY_TARGETS | (HWY_ARC
 
 void CheckCpuHasTarget() {
   if (Available(DType::kF32) != 0) return;
-  throw Unsupported(std::string("heed was built with HEED_TARGETS=native, for ") + hwy::TargetName(HWY_STATIC_TARGET) +
+  throw Unsupported(std::string("heed was built with HEED_TARGETS=native, for ") + NameOf(HWY_STATIC_TARGET) +
                     ", which this CPU lacks");
 }
 
@@ -87,22 +90,23 @@ int64_t TargetsUpTo(std::string_view given) {
   const std::string_view name = given == "avx512" ? "AVX3"
                                 : given == "avx2" ? "AVX2"
                                 : given == "sse2" ? "SSE2"
+                                : given == "neon" ? "NEON"
                                                   : given;
   std::string available;
   for (int64_t rest = Available(); rest != 0; rest &= rest - 1) {
-    if (name == hwy::TargetName(Best(rest))) return -Best(rest);
-    available += std::string(hwy::TargetName(Best(rest))) + " ";
+    if (name == NameOf(Best(rest))) return -Best(rest);
+    available += std::string(NameOf(Best(rest))) + " ";
   }
-  const std::string_view no_target = hwy::TargetName(0);
+  const std::string_view no_target = NameOf(0);
   for (int bit = 0; bit < 63; ++bit) {
-    if (name != no_target && name == hwy::TargetName(int64_t{1} << bit)) {
+    if (name != no_target && name == NameOf(int64_t{1} << bit)) {
       throw Unsupported("isa is '" + std::string(given) + "', available here: " + available + "tiles" + kOfThisMachine);
     }
   }
   throw InvalidArgument("isa is '" + std::string(given) + "', expected one of: " + available + "tiles");
 }
 
-const char* TargetName(int64_t allowed) { return hwy::TargetName(BestAllowed(allowed)); }
+const char* TargetName(int64_t allowed) { return NameOf(BestAllowed(allowed)); }
 
 AmxUnit AmxOf(int64_t allowed) {
   if ((allowed & kAmx) == 0) return AmxUnit::kNone;

@@ -10,6 +10,8 @@
 #include <sys/stat.h>
 #if defined(__linux__)
 #include <sys/syscall.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 #include <time.h>
 #include <unistd.h>
@@ -22,6 +24,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <new>
 #include <utility>
 
@@ -70,6 +73,20 @@ std::string CpuName() {
     if (family >= 6) model += ((a >> 16) & 15) << 4;
     return name + " (family " + std::to_string(family) + " model " + std::to_string(model) + ")";
   }
+#elif defined(__APPLE__)
+  char text[128] = {};
+  size_t size = sizeof(text) - 1;
+  if (sysctlbyname("machdep.cpu.brand_string", text, &size, nullptr, 0) == 0) return text;
+#elif defined(__aarch64__)
+  // Linux has no name for it, but the numbers of Arm's main ID register, which tools such as lscpu know names for.
+  std::ifstream file("/proc/cpuinfo");
+  std::string line, implementer, part;
+  while (std::getline(file, line) && (implementer.empty() || part.empty())) {
+    const std::string name = line.substr(0, line.find('\t')), value = line.substr(line.rfind(' ') + 1);
+    if (name == "CPU implementer") implementer = value;
+    if (name == "CPU part") part = value;
+  }
+  if (!part.empty()) return "ARM CPU (implementer " + implementer + " part " + part + ")";
 #endif
   return "unknown CPU";
 }
@@ -261,6 +278,13 @@ ScopedFloatControl::ScopedFloatControl() : saved_(_mm_getcsr()) {
   _mm_setcsr(kMaskAllTraps | kFlushToZero);
 }
 ScopedFloatControl::~ScopedFloatControl() { _mm_setcsr(saved_); }
+#elif defined(__aarch64__)
+// Zeros are the defaults: to nearest, no traps, gradual underflow. The bit that flushes results would flush inputs too.
+ScopedFloatControl::ScopedFloatControl() {
+  asm volatile("mrs %0, fpcr" : "=r"(saved_));
+  asm volatile("msr fpcr, xzr");
+}
+ScopedFloatControl::~ScopedFloatControl() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
 #else
 ScopedFloatControl::ScopedFloatControl() = default;
 ScopedFloatControl::~ScopedFloatControl() { (void)saved_; }

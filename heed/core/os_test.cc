@@ -125,7 +125,6 @@ TEST(AllocateAlignedTest, IsAlignedAndWritableAtEverySize) {
   EXPECT_THROW(AllocateAligned(SIZE_MAX), std::bad_alloc);
 }
 
-#if defined(__x86_64__)
 TEST(ScopedFloatControlTest, SetsNearestAndFlushAndPutsTheHostBack) {
   volatile float tiny = std::numeric_limits<float>::min(), one = 1.0f;
   volatile float sum = 0.0f, half = 1.0f;
@@ -136,14 +135,13 @@ TEST(ScopedFloatControlTest, SetsNearestAndFlushAndPutsTheHostBack) {
     half = tiny / 2;
   }
   EXPECT_EQ(sum, 1.0f);
-  EXPECT_EQ(half, 0.0f);
+  EXPECT_EQ(half == 0.0f, kFlushesSubnormalResults);
   sum = one + tiny;
   half = tiny / 2;
   std::fesetround(FE_TONEAREST);
   EXPECT_GT(sum, 1.0f);
   EXPECT_GT(half, 0.0f);
 }
-#endif
 
 TEST(OsTest, SaysSomethingSensibleOfTheMachine) {
   EXPECT_GE(NumUsableCpus(), 1);

@@ -2,10 +2,10 @@
 //
 // Each target multiplies compile time and size, so one is kept where it changes the instructions that f32 and f64
 // kernels use:
-//   SSE2       every x86-64; also what is left on NEON-less or unknown machines
-//              through Highway's own baseline
+//   SSE2       every x86-64; what is left on unknown machines is Highway's own baseline
 //   AVX2       the common denominator of the last decade, with FMA
 //   AVX3       AVX-512: 32 registers, lane masks, scalef
+//   NEON       every 64-bit ARM, Highway's NEON_WITHOUT_AES: 32 registers, FMA
 // Targets left out are SSSE3 and SSE4 (they have no FMA either and gain a few percent over SSE2), AVX3_DL, AVX3_ZEN4
 // and AVX3_SPR (AVX-512 plus 16-bit arithmetic), AVX10.2, and SVE and RVV, whose vectors cannot be elements of arrays.
 //
@@ -71,6 +71,12 @@
 #ifdef HEED_ONE_TARGET
 #undef HWY_DISABLED_TARGETS
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_AVX3_SPR)
+#endif
+
+#if defined(__aarch64__)
+#undef HWY_DISABLED_TARGETS
+#define HWY_BASELINE_TARGETS HWY_NEON_WITHOUT_AES
+#define HWY_DISABLED_TARGETS (~HWY_BASELINE_TARGETS)
 #endif
 
 // Highway's names are defined by headers that follow this one, so these macros may contain them but no #if here may.
