@@ -43,6 +43,10 @@ constexpr char kOfThisMachine[] = "";
 // Highway's name, but for its baseline of 64-bit ARM: heed has one target with NEON.
 const char* NameOf(int64_t target) { return target == HWY_NEON_WITHOUT_AES ? "NEON" : hwy::TargetName(target); }
 
+// Targets of every processor, by the names that compilers and people use.
+constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
+    {"avx512", "AVX3"}, {"avx2", "AVX2"}, {"sse2", "SSE2"}, {"neon", "NEON"}};
+
 // Better targets have lower bits.
 int64_t Best(int64_t targets) { return targets & -targets; }
 
@@ -86,22 +90,21 @@ std::vector<std::string> AvailableTargets(DType dtype) {
 
 int64_t TargetsUpTo(std::string_view given) {
   if (given == "tiles") return kAllTargets;
-  // The names that compilers and people use are accepted too.
-  const std::string_view name = given == "avx512" ? "AVX3"
-                                : given == "avx2" ? "AVX2"
-                                : given == "sse2" ? "SSE2"
-                                : given == "neon" ? "NEON"
-                                                  : given;
+  std::string_view name = given;
+  bool exists = false;
+  for (const auto& [other_name, target] : kOtherNames) {
+    if (given == other_name) name = target;
+    exists |= name == target;
+  }
   std::string available;
   for (int64_t rest = Available(); rest != 0; rest &= rest - 1) {
     if (name == NameOf(Best(rest))) return -Best(rest);
     available += std::string(NameOf(Best(rest))) + " ";
   }
   const std::string_view no_target = NameOf(0);
-  for (int bit = 0; bit < 63; ++bit) {
-    if (name != no_target && name == NameOf(int64_t{1} << bit)) {
-      throw Unsupported("isa is '" + std::string(given) + "', available here: " + available + "tiles" + kOfThisMachine);
-    }
+  for (int bit = 0; bit < 63; ++bit) exists |= name != no_target && name == NameOf(int64_t{1} << bit);
+  if (exists) {
+    throw Unsupported("isa is '" + std::string(given) + "', available here: " + available + "tiles" + kOfThisMachine);
   }
   throw InvalidArgument("isa is '" + std::string(given) + "', expected one of: " + available + "tiles");
 }
