@@ -187,7 +187,7 @@ void CheckEnvironment() {
 void MachineOptions::Register(CLI::App& verb) {
   AddText(verb, "--threads", threads, "threads, 1 to 4096; default all CPUs", "N");
   AddText(verb, "--isa", isa,
-          "cap of the SIMD target: avx512, avx2, sse2 or a name that `heed info` has; tiles for none", "TARGET");
+          "cap of the SIMD target: avx512, avx2, sse2, neon or a name that `heed info` has; tiles for none", "TARGET");
 }
 
 int MachineOptions::Threads() const {
