@@ -91,7 +91,7 @@ Json TrafficToJson(const advise::Traffic& traffic) {
   return {{"bytes", traffic.bytes}, {"messages", traffic.messages}};
 }
 
-// What is predicted for the processes of a cluster, the method that heed.torch chooses first.
+// The predictions for the processes of a cluster; the method that heed.torch chooses is the first.
 Json DividedToJson(const Row& row) {
   Json methods = Json::array();
   for (const advise::Divided& divided : row.divided) {

@@ -74,7 +74,7 @@ class Counted {
     return Group(t);
   }
 
-  // What has come since the last call of Take.
+  // Returns what has come since the last call of Take.
   Traffic Take() {
     compared_ = false;
     return std::exchange(counted_, {});
@@ -92,7 +92,7 @@ class Counted {
   bool compared_ = false;
 };
 
-// The largest of the ranks.
+// Traffic of each rank, and the largest of them.
 struct Most {
   explicit Most(int ranks) : forward(static_cast<size_t>(ranks)), backward(forward) {}
   static Traffic Of(const std::vector<Traffic>& ranks) {
@@ -297,7 +297,7 @@ TEST_P(DividedStates, ReceiveWhatIsPredicted) {
         const Traffic got = Most::Of(pass == Pass::kForward ? most.forward : most.backward);
         const Traffic expected = StateTraffic(method, pass, bytes, kTokens, ranks, Caller::kCpp);
         ExpectPredicted(got, expected, what);
-        // Beside the comparison, a rank receives one message in a relay, and waits for those of the ranks before it.
+        // In a relay a rank receives one message beside the comparison, and waits for those of the ranks before it.
         EXPECT_EQ(got.messages, relay ? ranks : expected.messages) << what;
       }
     }

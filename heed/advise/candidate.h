@@ -42,7 +42,7 @@ struct StateBytes {
   int64_t tensors = 0;  // number of states
 };
 
-// What the processes of a group divide in a call: the pairs of attention, or a sequence with states.
+// The work of a call that the processes of a group divide: the pairs of attention, or a sequence with states.
 struct Division {
   bool is_attention = false;
   bool causal = false;            // of attention
@@ -82,7 +82,7 @@ class Candidate {
   virtual std::vector<Part> Parts(const Context& ctx, const Sizes& sizes, double kept) const = 0;
   virtual Memory MemoryAt(const Context& ctx, const Sizes& sizes, double kept) const = 0;
 
-  // How a group of processes divides the call. Throws Unsupported with the reason if it does not.
+  // Returns what a group of processes divides. Throws Unsupported with the reason if it does not divide the call.
   virtual Division DivisionAt(const Context& ctx, const Sizes& sizes) const;
 
   // The fraction of the visible pairs kept for this number of tokens, as far as it follows from options.

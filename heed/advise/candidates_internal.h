@@ -51,7 +51,7 @@ void AddPasses(Call& call, Purpose purpose, const attention::Inputs& in, std::fu
 double PassesWorkspace(const Context& ctx, Purpose purpose, const attention::Inputs& in,
                        const attention::Options& options);
 
-// Why a group refuses a call (Candidate::DivisionAt).
+// Reasons for which a group refuses a call (Candidate::DivisionAt).
 inline constexpr char kPatternsAreNotDivided[] = "a group does not divide patterns";
 inline constexpr char kTakesNoGroup[] = "the mechanism takes no group";
 inline constexpr char kOneTokenIsNotDivided[] = "a group divides the tokens of prefill and training, not of decoding";

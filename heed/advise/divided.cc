@@ -166,6 +166,8 @@ Traffic AttentionTraffic(DividedMethod method, Pass pass, const Sizes& sizes, DT
   // Calls are compared in the forward pass, and in C++ in both.
   const double agreements = forward || again ? 1 : 0;
   const bool zigzag = method == DividedMethod::kZigzag;
+  // Parts of an all-gather are padded to the largest.
+  const double gathered = others * static_cast<double>(MostTokens(sizes.Tk, ranks, zigzag)) * row.kv;
   Traffic traffic;
   for (const std::vector<TokenPart>& parts : PartsOfRanks(sizes.Tk, ranks, zigzag)) {
     const auto n = static_cast<double>(CountTokens(parts));
@@ -173,8 +175,6 @@ Traffic AttentionTraffic(DividedMethod method, Pass pass, const Sizes& sizes, DT
     switch (method) {
       case DividedMethod::kAllGather:
       case DividedMethod::kZigzag: {
-        // Parts of an all-gather are padded to the largest.
-        const double gathered = others * static_cast<double>(MostTokens(sizes.Tk, ranks, zigzag)) * row.kv;
         bytes = forward ? gathered : others * n * row.kv + (again ? gathered : 0);
         traffic.messages = others * (agreements + (forward ? 2 : again ? 4 : 2));
         break;

@@ -26,11 +26,11 @@ struct Cluster {
   double latency = kLatency;      // seconds per message, 0 or more
 };
 
-// How ranks divide a call: attention has the first four, mechanisms with states the last two.
+// The methods by which ranks divide a call: attention has the first four, mechanisms with states the last two.
 enum class DividedMethod { kUlysses, kAllGather, kZigzag, kRing, kComposed, kRelay };
 const char* Name(DividedMethod method);  // "ulysses"; kZigzag is "all_gather, zigzag", all_gather in zigzag order
 
-// What the rank that receives most gets from the others in one pass. The comparison of calls, which is one all-gather
+// The messages of one pass to the rank that receives most. The comparison of calls, which is one all-gather
 // of less than 100 bytes from each rank, counts as messages alone.
 struct Traffic {
   double bytes = 0;
@@ -59,7 +59,7 @@ enum class Pass { kForward, kBackward };
 Traffic AttentionTraffic(DividedMethod method, Pass pass, const Sizes& sizes, DType dtype, int64_t ranks,
                          Caller caller = Caller::kPyTorch);
 
-// What a segment of tokens does to a state, by the kind of mechanism (docs/distributed.md, "What is sent").
+// Kinds of mechanisms, by what a segment of tokens does to a state (docs/distributed.md, "What is sent").
 enum class StateKind { kDecays, kDelta, kElementwise };
 
 // The states of a mechanism: bytes of the states, of their transitions, and of gradients, which a maximum has not.
@@ -101,7 +101,7 @@ struct Divided {
   std::string method;
   Traffic forward, backward;  // `backward` in training
   double communication_seconds = 0, computation_seconds = 0;
-  // Of the rank with most tokens: its part of the arguments, workspace and state, and what it receives and keeps during
+  // The rank with most tokens has its part of the arguments, workspace and state, and what it receives and keeps during
   // the call: keys and values of all ranks (all_gather), all tokens of its heads (ulysses), a second part of keys and
   // values (ring), the summaries of all segments and the states before them (composed), the states before its part
   // (relay). Training adds gradients of these. Buffers of single messages are not counted.
