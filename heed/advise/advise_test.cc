@@ -190,13 +190,14 @@ TEST_F(AdviseTest, RowsArePredictedForACluster) {
   Price(1, {{"gla prefill", 0.125}});
   request_.source = nullptr;
   request_.sizes = {1, 65536, 65536, 8, 8, 64, 64};
+  request_.mechanisms = {"attention", "gla", "linformer"};
   request_.cluster = Cluster{.ranks = 4};
   const Advice advice = Advise(request_);
   const Row* gla = Find(advice, "gla");
   ASSERT_EQ(gla->divided.size(), 2u);
   EXPECT_EQ(gla->divided[0].method, "composed");
   EXPECT_DOUBLE_EQ(gla->divided[0].computation_seconds, 0.125 / 2);
-  EXPECT_EQ(Find(advice, "longformer")->not_divided, "the mechanism takes no group");
+  EXPECT_EQ(Find(advice, "linformer")->not_divided, "the mechanism takes no group");
   for (const Row& row : advice.rows) EXPECT_NE(row.divided.empty(), row.not_divided.empty()) << row.mechanism;
   for (const auto& [cluster, name] : {std::pair{Cluster{.ranks = 0}, "ranks is 0"},
                                       {Cluster{.ranks = 2, .bandwidth = 0}, "bandwidth is 0"},

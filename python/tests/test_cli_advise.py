@@ -319,9 +319,10 @@ def test_processes_are_predicted(calibrated, tmp_path):
     """Bytes by the table of docs/distributed.md, times from them, from the latency and from one process."""
     model = with_fits(calibrated, tmp_path / "m.json", {
         "attention training": {"call": 8}, "gla training": {"call": 2}, "gated_delta_rule training": {"call": 4},
-        "longformer training": {"call": 9}})
+        "linformer training": {"call": 9}})
     args = ("advise", "--shape", "1,65536,8,64", "--causal", "--for", "training", "--dtype", "f32", "--threads", 1,
-            "--model", model, "--ranks", 4, "--bandwidth", "100M", "--latency", "1ms")
+            "-m", "attention,gla,gated_delta_rule,linformer", "--model", model,
+            "--ranks", 4, "--bandwidth", "100M", "--latency", "1ms")
     found = document(*args)
     assert found["cluster"] == {"ranks": 4, "bandwidth": 1e8, "latency": 1e-3}
     own, state, row = 65536 // 4, 8 * 64 * 64 * 4, 8 * 64 * 4
@@ -341,12 +342,12 @@ def test_processes_are_predicted(calibrated, tmp_path):
         assert best["computation_seconds"] == pytest.approx(candidate["seconds"] * share)
         assert best["seconds"] == pytest.approx(best["communication_seconds"] + best["computation_seconds"])
         assert 0 < best["memory_bytes"] < candidate["memory_bytes"]
-    assert row_of(found, "longformer")["divided"] == {"methods": [], "refused": "the mechanism takes no group"}
+    assert row_of(found, "linformer")["divided"] == {"methods": [], "refused": "the mechanism takes no group"}
     assert {method["method"] for method in row_of(found, "attention", "causal")["divided"]["methods"]} == {
         "ulysses", "all_gather", "all_gather, zigzag", "ring"}
     text = heed(*args).stdout
     assert "the tokens divided among 4 processes, each receives 100 MB/s, a message takes 1.00 ms more" in text
-    assert "not divided, as the mechanism takes no group: longformer default" in text
+    assert "not divided, as the mechanism takes no group: linformer default" in text
     alone = document(*args[:-6], "--ranks", 1)
     assert alone["cluster"] == {"ranks": 1, "bandwidth": 1.25e9, "latency": 50e-6}
     for candidate in alone["rows"]:
