@@ -40,7 +40,9 @@ constexpr char kFooter[] =
     "measures\n"
     "this machine once, in less than two minutes, and prints how far predictions are off at sizes that were not\n"
     "fitted. Without it times are ranked that were measured at --length. With --shape nothing runs, and no error is "
-    "known. --ranks adds, for each candidate, what docs/distributed.md's formulas predict for a group of processes.\n\n"
+    "known.\n--ranks adds, for each candidate, the bytes, times and memory of processes that divide the tokens, by "
+    "the\n"
+    "formulas of docs/distributed.md.\n\n"
     "Example:\n  heed advise data/minilm_alice.safetensors --layer 2 --error 0.05";
 
 constexpr char kShapeForm[] = "B,T,H,D: sequences, tokens, heads, channels, with key heads as H 8x2";
