@@ -7,7 +7,10 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cli/advise_report.h"
@@ -37,7 +40,9 @@ constexpr char kFooter[] =
     "measures\n"
     "this machine once, in less than two minutes, and prints how far predictions are off at sizes that were not\n"
     "fitted. Without it times are ranked that were measured at --length. With --shape nothing runs, and no error is "
-    "known.\n\n"
+    "known.\n--ranks adds, for each candidate, the bytes, times and memory of processes that divide the tokens, by "
+    "the\n"
+    "formulas of docs/distributed.md.\n\n"
     "Example:\n  heed advise data/minilm_alice.safetensors --layer 2 --error 0.05";
 
 constexpr char kShapeForm[] = "B,T,H,D: sequences, tokens, heads, channels, with key heads as H 8x2";
@@ -46,7 +51,7 @@ constexpr double kSeconds = 10, kCalibrateSeconds = 90;
 constexpr int64_t kRows = 20;
 
 struct AdviseCall {
-  std::string shape, length, memory, error, purpose, mechanisms, model, seconds, rows, html;
+  std::string shape, length, memory, error, purpose, mechanisms, model, seconds, rows, html, ranks, bandwidth, latency;
   bool calibrate = false, json = false;
   TensorOptions tensors;
   MathOptions math;
@@ -81,6 +86,48 @@ double ParseMemory(const std::string& text) {
   const bool is_number = !number.empty() && end == number.c_str() + number.size() && std::isfinite(value) && value > 0;
   if (!is_number) BadOption("--memory", text, "bytes above 0, such as 512M or 2G");
   return value * unit;
+}
+
+// A number with the longest of these units that ends it.
+std::optional<double> ParseUnits(const std::string& text, std::span<const std::pair<std::string_view, double>> units) {
+  std::string number = text;
+  double unit = 1;
+  for (const auto& [name, of] : units) {
+    if (!number.ends_with(name)) continue;
+    number.resize(number.size() - name.size());
+    unit = of;
+    break;
+  }
+  const bool digit = !number.empty() && std::string_view("0123456789.-").find(number[0]) != std::string_view::npos;
+  char* end = nullptr;
+  const double value = std::strtod(number.c_str(), &end) * unit;
+  if (!digit || end != number.c_str() + number.size() || !std::isfinite(value)) return std::nullopt;
+  return value;
+}
+
+// "1.25G": decimal, as those of networks are.
+double ParseBandwidth(const std::string& text) {
+  static constexpr std::pair<std::string_view, double> kUnits[] = {{"K", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}};
+  const std::optional<double> value = ParseUnits(text, kUnits);
+  if (!value || *value <= 0) BadOption("--bandwidth", text, "bytes per second above 0, such as 1.25G or 100M");
+  return *value;
+}
+
+double ParseLatency(const std::string& text) {
+  static constexpr std::pair<std::string_view, double> kUnits[] = {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}};
+  const std::optional<double> value = ParseUnits(text, kUnits);
+  if (!value || *value < 0) BadOption("--latency", text, "seconds of 0 or more, such as 1e-5, 10us or 1ms");
+  return *value;
+}
+
+// The processes of --ranks; none without.
+std::optional<advise::Cluster> ParseCluster(const AdviseCall& call) {
+  if (call.ranks.empty()) return std::nullopt;
+  advise::Cluster cluster;
+  cluster.ranks = ParseInteger("--ranks", call.ranks, 1, advise::Cluster::kMostRanks, 0);
+  if (!call.bandwidth.empty()) cluster.bandwidth = ParseBandwidth(call.bandwidth);
+  if (!call.latency.empty()) cluster.latency = ParseLatency(call.latency);
+  return cluster;
 }
 
 std::optional<double> ParseError(const std::string& text) {
@@ -176,6 +223,10 @@ std::optional<advise::CostModel> FindModel(const AdviseCall& call, AdviseReport&
 }
 
 void CheckTogether(const AdviseCall& call) {
+  for (const auto& [option, given] :
+       {std::pair{"--bandwidth", !call.bandwidth.empty()}, {"--latency", !call.latency.empty()}}) {
+    if (given && call.ranks.empty()) throw UsageError(std::string(option) + " without --ranks, expected both");
+  }
   const bool has_tensors = !(call.tensors.file + call.tensors.q + call.tensors.k + call.tensors.v).empty();
   if (call.calibrate) {
     for (const auto& [option, given] : {std::pair{"FILE", has_tensors},
@@ -184,7 +235,8 @@ void CheckTogether(const AdviseCall& call) {
                                         {"--length", !call.length.empty()},
                                         {"--memory", !call.memory.empty()},
                                         {"--error", !call.error.empty()},
-                                        {"--for", !call.purpose.empty()}}) {
+                                        {"--for", !call.purpose.empty()},
+                                        {"--ranks", !call.ranks.empty()}}) {
       if (given) throw UsageError(std::string("both --calibrate and ") + option + ", expected one of them");
     }
   } else if (!call.shape.empty() && has_tensors) {
@@ -211,6 +263,7 @@ void Advise(const AdviseCall& call) {
   if (!call.length.empty()) request.length = ParseInteger("--length", call.length, 1, kMostSize, 0);
   if (!call.memory.empty()) request.budget.memory_bytes = ParseMemory(call.memory);
   request.budget.relative_error = ParseError(call.error);
+  request.cluster = ParseCluster(call);
   if (!call.tensors.dtype.empty()) request.dtypes = {ParseDType(call.tensors.dtype)};
   const int64_t rows = ParseInteger("--rows", call.rows, 0, kMostSize, kRows);
   call.math.Check();
@@ -218,6 +271,7 @@ void Advise(const AdviseCall& call) {
   report.target = TargetOf(call);
   report.cpu = os::CpuName();
   report.budget = request.budget;
+  report.cluster = request.cluster;
   if (!call.shape.empty()) {
     request.sizes = ParseShape(call.shape);
     std::vector<std::string> no_notes;
@@ -261,6 +315,11 @@ void AddAdvise(CLI::App& app) {
   AddText(verb, "--memory", call->memory, "memory that a call may use, 512M or 2G", "BYTES");
   AddText(verb, "--error", call->error, "error that is allowed, as a share of the output", "E");
   AddText(verb, "-m,--mechanisms", call->mechanisms, "only these, by name; default all", "A,B,C");
+  AddText(verb, "--ranks", call->ranks, "processes among which the tokens are divided: predicts bytes, time and memory",
+          "N");
+  AddText(verb, "--bandwidth", call->bandwidth, "of a process of --ranks, bytes per second; default 1.25G (10 Gbit/s)",
+          "B");
+  AddText(verb, "--latency", call->latency, "of a message of --ranks, seconds, 10us or 1ms; default 50us", "L");
   AddText(verb, "--seconds", call->seconds, "for running candidates, default 10; for --calibrate, default 90", "S");
   AddText(verb, "--rows", call->rows, "of the table; 0 is all; default 20", "N");
   AddText(verb, "--html", call->html, "also writes the frontier and the table as a page", "F");

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <span>
 
 #include "cli/format.h"
 #include "heed/harness/assumed_tensors.h"
@@ -57,6 +58,12 @@ std::vector<std::string> Remarks(const AdviseReport& report) {
       report.model_path.empty()
           ? "no predictions: heed advise --calibrate measures this machine for them, in less than two minutes"
           : "predictions from " + report.model_path + ": " + ErrorsText(report.of_model));
+  if (report.cluster && report.cluster->ranks > 1) {
+    lines.emplace_back(
+        "divided: by the method that heed.torch chooses, each number that of the process with the largest; the order "
+        "of "
+        "rows, their reasons and the budget are those of one process");
+  }
   if (std::ranges::any_of(advice.rows, [](const Row& row) { return !row.is_softmax; }))
     lines.emplace_back(kOtherFunction);
   std::map<std::string, std::string> assumed;  // names by assumption
@@ -79,6 +86,72 @@ std::vector<std::string> Remarks(const AdviseReport& report) {
 std::string OptionsOf(const Row& row) { return row.options + (row.assumed.empty() ? "" : ", assumed"); }
 
 Json OrNull(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
+Json TrafficToJson(const advise::Traffic& traffic) {
+  return {{"bytes", traffic.bytes}, {"messages", traffic.messages}};
+}
+
+// The predictions for the processes of a cluster; the method that heed.torch chooses is the first.
+Json DividedToJson(const Row& row) {
+  Json methods = Json::array();
+  for (const advise::Divided& divided : row.divided) {
+    methods.push_back({{"method", divided.method},
+                       {"forward", TrafficToJson(divided.forward)},
+                       {"backward", TrafficToJson(divided.backward)},
+                       {"communication_seconds", divided.communication_seconds},
+                       {"computation_seconds", divided.computation_seconds},
+                       {"seconds", divided.seconds()},
+                       {"memory_bytes", divided.memory_bytes}});
+  }
+  return {{"methods", methods}, {"refused", row.not_divided.empty() ? Json(nullptr) : Json(row.not_divided)}};
+}
+
+// The fastest of the methods that heed.torch does not choose by itself; null if it is no faster than the one that it
+// does, within the accuracy of predictions.
+const advise::Divided* FasterMethod(const Row& row) {
+  constexpr double kSame = 1.05;
+  const auto fastest = std::ranges::min_element(row.divided, {}, &advise::Divided::seconds);
+  return fastest == row.divided.begin() || kSame * fastest->seconds() > row.divided[0].seconds() ? nullptr : &*fastest;
+}
+
+// The table of predictions for the processes of a cluster, with the rows that the first table has.
+std::string DividedText(const AdviseReport& report, std::span<const Row> rows) {
+  const advise::Cluster& cluster = *report.cluster;
+  const bool trains = report.purpose == advise::Purpose::kTraining;
+  std::string text =
+      Format("the tokens divided among {} process{}, each receives {}, a message takes {} more\n\n", cluster.ranks,
+             cluster.ranks == 1 ? "" : "es", Rate(cluster.bandwidth, "B/s"), Seconds(cluster.latency));
+  std::vector<std::string> columns = {"rank", "<mechanism", "<options", "<dtype", "<method", "received"};
+  if (trains) columns.emplace_back("backward");
+  for (const char* column : {"messages", "communication", "computation", "together", "one process", "memory"}) {
+    columns.emplace_back(column);
+  }
+  Table table(columns);
+  std::map<std::string, std::string> refused;  // candidates by reason
+  for (const Row& row : rows) {
+    if (row.divided.empty()) {
+      std::string& names = refused[row.not_divided];
+      const std::string name = row.mechanism + " " + row.options;
+      if (("; " + names + "; ").find("; " + name + "; ") == std::string::npos)
+        names += (names.empty() ? "" : "; ") + name;
+      continue;
+    }
+    const auto add = [&](const advise::Divided& divided, const std::string& method) {
+      std::vector<std::string> cells = {std::to_string(row.rank), row.mechanism, row.options,
+                                        Name(row.dtype),          method,        Bytes(divided.forward.bytes)};
+      if (trains) cells.push_back(Bytes(divided.backward.bytes));
+      cells.insert(cells.end(), {Format("{:.0f}", divided.forward.messages + divided.backward.messages),
+                                 Seconds(divided.communication_seconds), Seconds(divided.computation_seconds),
+                                 Seconds(divided.seconds()), Seconds(row.seconds), Bytes(divided.memory_bytes)});
+      table.Add(cells);
+    };
+    add(row.divided[0], row.divided[0].method);
+    if (const advise::Divided* faster = FasterMethod(row)) add(*faster, "faster: " + faster->method);
+  }
+  if (std::ranges::any_of(rows, [](const Row& row) { return !row.divided.empty(); })) text += table.ToString() + "\n";
+  for (const auto& [reason, names] : refused) text += "not divided, as " + reason + ": " + names + "\n";
+  return text;
+}
 
 Json RowToJson(const Row& row) {
   return {{"rank", row.rank},
@@ -178,6 +251,7 @@ std::string ToText(const AdviseReport& report, size_t most_rows) {
   }
   text += Format("\n{}\n", table.ToString());
   if (shown < advice.rows.size()) text += Format("{} more with --rows 0\n", advice.rows.size() - shown);
+  if (report.cluster) text += DividedText(report, std::span(advice.rows).first(shown));
   text += "rank 1 in Python: " + advice.rows[0].python + "\n";
   for (const std::string& remark : Remarks(report)) text += remark + "\n";
   return text;
@@ -186,26 +260,36 @@ std::string ToText(const AdviseReport& report, size_t most_rows) {
 Json ToJson(const AdviseReport& report) {
   const advise::Advice& advice = report.advice;
   Json rows = Json::array(), left_out = Json::array();
-  for (const Row& row : advice.rows) rows.push_back(RowToJson(row));
+  for (const Row& row : advice.rows) {
+    rows.push_back(RowToJson(row));
+    if (report.cluster) rows.back()["divided"] = DividedToJson(row);
+  }
   for (const auto& [mechanism, reason] : advice.left_out)
     left_out.push_back({{"mechanism", mechanism}, {"reason", reason}});
   const auto or_null = [](const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); };
-  return {{"file", report.file},
-          {"layer", report.layer},
-          {"for", advise::Name(report.purpose)},
-          {"shape", ToString(advice.sizes)},
-          {"length", advice.length},
-          {"sample_tokens", advice.sample_tokens},
-          {"threads", report.threads},
-          {"cpu", report.cpu},
-          {"target", report.target},
-          {"budget",
-           {{"memory_bytes", or_null(report.budget.memory_bytes)}, {"error", or_null(report.budget.relative_error)}}},
-          {"model", report.model_path.empty() ? Json(nullptr) : Json(report.model_path)},
-          {"prediction_errors", report.model_path.empty() ? Json(nullptr) : ErrorsToJson(report.of_model)},
-          {"rows", rows},
-          {"left_out", left_out},
-          {"remarks", Remarks(report)}};
+  Json json = {
+      {"file", report.file},
+      {"layer", report.layer},
+      {"for", advise::Name(report.purpose)},
+      {"shape", ToString(advice.sizes)},
+      {"length", advice.length},
+      {"sample_tokens", advice.sample_tokens},
+      {"threads", report.threads},
+      {"cpu", report.cpu},
+      {"target", report.target},
+      {"budget",
+       {{"memory_bytes", or_null(report.budget.memory_bytes)}, {"error", or_null(report.budget.relative_error)}}},
+      {"model", report.model_path.empty() ? Json(nullptr) : Json(report.model_path)},
+      {"prediction_errors", report.model_path.empty() ? Json(nullptr) : ErrorsToJson(report.of_model)},
+      {"rows", rows},
+      {"left_out", left_out},
+      {"remarks", Remarks(report)}};
+  if (report.cluster) {
+    json["cluster"] = {{"ranks", report.cluster->ranks},
+                       {"bandwidth", report.cluster->bandwidth},
+                       {"latency", report.cluster->latency}};
+  }
+  return json;
 }
 
 void WritePage(const std::string& path, const AdviseReport& report) {

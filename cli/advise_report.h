@@ -11,6 +11,7 @@
 #include "heed/advise/advise.h"
 #include "heed/advise/calibrate.h"
 #include "heed/advise/cost_model.h"
+#include "heed/advise/divided.h"
 
 namespace heed::cli {
 
@@ -18,6 +19,7 @@ struct AdviseReport {
   std::string file, layer;  // empty if only shapes are given
   advise::Purpose purpose;
   advise::Budget budget;
+  std::optional<advise::Cluster> cluster;  // rows are predicted for its processes too
   int threads = 1;
   std::string cpu, target;
   std::string model_path;             // empty: no cost model

@@ -54,6 +54,19 @@ std::string Reason(std::string what, const std::string& file, const std::string&
   return what;
 }
 
+void CheckCluster(const Cluster& cluster) {
+  if (cluster.ranks < 1 || cluster.ranks > Cluster::kMostRanks) {
+    throw InvalidArgument("ranks is " + std::to_string(cluster.ranks) + ", expected 1 to " +
+                          std::to_string(Cluster::kMostRanks));
+  }
+  if (!(cluster.bandwidth > 0) || std::isinf(cluster.bandwidth)) {
+    throw InvalidArgument("bandwidth is " + NumberText(cluster.bandwidth) + ", expected bytes per second above 0");
+  }
+  if (!(cluster.latency >= 0) || std::isinf(cluster.latency)) {
+    throw InvalidArgument("latency is " + NumberText(cluster.latency) + ", expected seconds of 0 or more");
+  }
+}
+
 class Adviser {
  public:
   explicit Adviser(const Request& request) : request_(request) {}
@@ -149,6 +162,7 @@ class Adviser {
                               std::to_string(sizes_.Tk) + ", expected as many: heed compare takes such tensors");
       }
     }
+    if (request_.cluster) CheckCluster(*request_.cluster);
     for (const int64_t size : {sizes_.B, sizes_.Tk, sizes_.Hq, sizes_.Hkv, sizes_.D, sizes_.Dv}) {
       if (size < 1) throw InvalidArgument("a size of q, k and v is " + std::to_string(size) + ", expected 1 or more");
     }
@@ -270,6 +284,13 @@ class Adviser {
     if (std::isnan(row.seconds)) {
       throw InvalidArgument("the cost model has no prediction for " + std::string(heed::Name(row.dtype)) + " on " +
                             std::to_string(row.threads) + " threads");
+    }
+    if (request_.cluster) {
+      try {
+        row.divided = Divide(ctx, candidate, request_.purpose, At(length_), kept, row.seconds, *request_.cluster);
+      } catch (const Unsupported& e) {
+        row.not_divided = e.what();
+      }
     }
     advice_.rows.push_back(row);
   }

@@ -15,6 +15,7 @@
 
 #include "heed/advise/candidate.h"
 #include "heed/advise/cost_model.h"
+#include "heed/advise/divided.h"
 #include "heed/advise/rank.h"
 #include "heed/harness/tensor_file.h"
 
@@ -38,6 +39,8 @@ struct Request {
   std::string isa;                   // limit of the SIMD target; empty: none
   double seconds = 10;               // approximate time for running candidates; limits the sample of tokens
   const CostModel* model = nullptr;  // null: nothing is predicted
+  std::optional<Cluster> cluster =
+      {};  // also predicts each row for these processes; ranks and budgets are those of one
   std::function<void(double share, const std::string& what)> progress = {};
 };
 

@@ -186,6 +186,27 @@ TEST_F(AdviseTest, ShapesWithoutAModelAreRefusedWithWhatToDo) {
                                              "from: run heed advise --calibrate once, in less than two minutes"));
 }
 
+TEST_F(AdviseTest, RowsArePredictedForACluster) {
+  Price(1, {{"gla prefill", 0.125}});
+  request_.source = nullptr;
+  request_.sizes = {1, 65536, 65536, 8, 8, 64, 64};
+  request_.mechanisms = {"attention", "gla", "linformer"};
+  request_.cluster = Cluster{.ranks = 4};
+  const Advice advice = Advise(request_);
+  const Row* gla = Find(advice, "gla");
+  ASSERT_EQ(gla->divided.size(), 2u);
+  EXPECT_EQ(gla->divided[0].method, "composed");
+  EXPECT_DOUBLE_EQ(gla->divided[0].computation_seconds, 0.125 / 2);
+  EXPECT_EQ(Find(advice, "linformer")->not_divided, "the mechanism takes no group");
+  for (const Row& row : advice.rows) EXPECT_NE(row.divided.empty(), row.not_divided.empty()) << row.mechanism;
+  for (const auto& [cluster, name] : {std::pair{Cluster{.ranks = 0}, "ranks is 0"},
+                                      {Cluster{.ranks = 2, .bandwidth = 0}, "bandwidth is 0"},
+                                      {Cluster{.ranks = 2, .latency = -1}, "latency is -1"}}) {
+    request_.cluster = cluster;
+    EXPECT_THAT([&] { Advise(request_); }, ThrowsMessage<InvalidArgument>(HasSubstr(name)));
+  }
+}
+
 TEST_F(AdviseTest, MissingInputsAreNamed) {
   const Advice advice = Advise(request_);
   EXPECT_THAT(advice.left_out, Contains(Pair("delta_rule", "needs beta too: give them by these names")));

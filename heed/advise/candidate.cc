@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "heed/advise/candidates_internal.h"
+#include "heed/core/error.h"
 
 namespace heed::advise {
 namespace {
@@ -41,6 +42,8 @@ const char* Name(Purpose purpose) {
   }
   return "";
 }
+
+Division Candidate::DivisionAt(const Context&, const Sizes&) const { throw Unsupported(kTakesNoGroup); }
 
 double Candidate::KeptOf(int64_t) const { return 1; }
 

@@ -36,6 +36,20 @@ struct Memory {
   double state = 0;  // state for the next token: keys and values, or a recurrence's state
 };
 
+// Bytes of the states that summarise a segment of tokens (divided.h).
+struct StateBytes {
+  double states = 0, transitions = 0, gradients = 0;
+  int64_t tensors = 0;  // number of states
+};
+
+// The work of a call that the processes of a group divide: the pairs of attention, or a sequence with states.
+struct Division {
+  bool is_attention = false;
+  bool causal = false;            // of attention
+  attention::Window window = {};  // of attention
+  StateBytes states = {};         // of a mechanism with states
+};
+
 // The call of a candidate on tensors.
 struct Call {
   // Parts in order, timed one by one, each depending on those before it. All of them can run repeatedly.
@@ -67,6 +81,9 @@ class Candidate {
   // fraction of the visible pairs. Throws InvalidArgument for sizes that the mechanism does not take.
   virtual std::vector<Part> Parts(const Context& ctx, const Sizes& sizes, double kept) const = 0;
   virtual Memory MemoryAt(const Context& ctx, const Sizes& sizes, double kept) const = 0;
+
+  // Returns what a group of processes divides. Throws Unsupported with the reason if it does not divide the call.
+  virtual Division DivisionAt(const Context& ctx, const Sizes& sizes) const;
 
   // The fraction of the visible pairs kept for this number of tokens, as far as it follows from options.
   virtual double KeptOf(int64_t tokens) const;

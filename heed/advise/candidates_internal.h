@@ -51,6 +51,11 @@ void AddPasses(Call& call, Purpose purpose, const attention::Inputs& in, std::fu
 double PassesWorkspace(const Context& ctx, Purpose purpose, const attention::Inputs& in,
                        const attention::Options& options);
 
+// Reasons for which a group refuses a call (Candidate::DivisionAt).
+inline constexpr char kPatternsAreNotDivided[] = "a group does not divide patterns";
+inline constexpr char kTakesNoGroup[] = "the mechanism takes no group";
+inline constexpr char kOneTokenIsNotDivided[] = "a group divides the tokens of prefill and training, not of decoding";
+
 // Tokens at the end that decoding is compared on.
 inline constexpr int64_t kDecodedRows = 16;
 

@@ -6,7 +6,9 @@
 #include <optional>
 
 #include "heed/advise/candidates_internal.h"
+#include "heed/advise/divided.h"
 #include "heed/core/error.h"
+#include "heed/distributed/sequence.h"
 #include "heed/harness/assumed_tensors.h"
 
 namespace heed::advise {
@@ -33,6 +35,15 @@ struct Shapes {
 constexpr int64_t kLanes = 16;  // for f32; on targets with shorter vectors the unpadded flops fit
 double Padded(int64_t channels) {
   return static_cast<double>((channels + kLanes - 1) / kLanes * kLanes) / static_cast<double>(channels);
+}
+
+// The mechanisms of heed::distributed; others have no states to send.
+bool TakesGroup(const std::string& mechanism) {
+#define HEED_TAKES_GROUP(name) \
+  if (mechanism == #name) return true;
+  HEED_DISTRIBUTED_MECHANISMS(HEED_TAKES_GROUP)
+#undef HEED_TAKES_GROUP
+  return false;
 }
 
 bool IsState(const OutputSpec& spec) { return spec.name.starts_with("state"); }
@@ -103,6 +114,19 @@ class Mechanism : public Candidate {
     if (!remembers && purpose_ == Purpose::kPrefill)
       memory.state = KeyValueBytes(s, dtype, s.Tk);  // tokens see all keys
     return memory;
+  }
+
+  Division DivisionAt(const Context& ctx, const Sizes& s) const override {
+    if (!TakesGroup(mechanism)) throw Unsupported(kTakesNoGroup);
+    const Shapes shapes = ShapesOf(s);
+    const TensorCall plan = CallOf(ctx, shapes.tensors);
+    if (!plan.causal) throw Unsupported("a group divides causal calls only");
+    const StateKind kind = op_.family == "delta"                        ? StateKind::kDelta
+                           : shapes.tensors.contains("log_value_decay") ? StateKind::kElementwise
+                                                                        : StateKind::kDecays;
+    Division division;
+    division.states = StateBytesOf(kind, plan.outputs);
+    return division;
   }
 
   Call On(Context& ctx, const TensorMap& tensors) const override {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "heed/advise/candidate.h"
+#include "heed/advise/divided.h"
 #include "heed/core/dtype.h"
 #include "heed/harness/output_error.h"
 
@@ -31,6 +32,10 @@ struct Row {
   Memory memory = {};         // at that length
   OutputError error = {kUnknown, kUnknown};  // on the sample, against exact attention
   double kept = 1;                           // fraction of visible pairs kept on the sample
+
+  // With a cluster: predictions for its processes, or why a group does not take the call.
+  std::vector<Divided> divided = {};
+  std::string not_divided = {};
 
   // Set by Rank().
   int64_t rank = 0;       // from 1

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "heed/advise/candidates_internal.h"
+#include "heed/core/error.h"
 #include "heed/ops/sparse/select/select.h"
 
 namespace heed::advise {
@@ -47,6 +48,8 @@ class Selected : public Candidate {
             PassesWorkspace(ctx, purpose_, InputsOf(s, dtype), exact_) + PatternBytes(s, kept),
             trains ? 0 : KeyValueBytes(s, dtype, s.Tk)};
   }
+
+  Division DivisionAt(const Context&, const Sizes&) const override { throw Unsupported(kPatternsAreNotDivided); }
 
   Call On(Context&, const TensorMap& tensors) const override {
     Call call;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "heed/advise/candidates_internal.h"
+#include "heed/core/error.h"
 
 namespace heed::advise {
 namespace {
@@ -34,6 +35,11 @@ class Whole : public Candidate {
     return {ArgumentBytes(s, dtype) + (trains ? TrainingBytes(s, dtype) : 0),
             PassesWorkspace(ctx, purpose_, InputsOf(s, dtype), with_),
             trains ? 0 : KeyValueBytes(s, dtype, drops ? std::min(s.Tk, with_.window.left + 1) : s.Tk)};
+  }
+
+  Division DivisionAt(const Context&, const Sizes&) const override {
+    if (with_.pattern.present()) throw Unsupported(kPatternsAreNotDivided);
+    return {.is_attention = true, .causal = with_.causal, .window = with_.window};
   }
 
   Call On(Context&, const TensorMap& tensors) const override {

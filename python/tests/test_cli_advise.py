@@ -195,6 +195,16 @@ def test_a_budget_that_nothing_meets_says_what_would(file, no_model):
     *((["--shape", value], f"--shape is '{value}', expected ") for value in
       ("1,2,3", "1,2,3,4,5", "0,2,3,4", "1,-2,3,4", "a,b,c,d", "1,2,3x2,4", "1,2,4x2x1,4", "1,2,x,4",
        "1,99999999999,3,4", "")if value),
+    *((["x.safetensors", "--ranks", value], f"--ranks is '{value}', expected 1 to 4096") for value in
+      ("0", "-1", "x", "2.5", "4097")),
+    *((["x.safetensors", "--ranks", "2", "--bandwidth", value],
+       f"--bandwidth is '{value}', expected bytes per second above 0") for value in
+      ("0", "-1", "x", "G", "1Q", "inf", "nan", "1e999", "1 G", "100MB")),
+    *((["x.safetensors", "--ranks", "2", "--latency", value], f"--latency is '{value}', expected seconds of 0 or more")
+      for value in ("-1", "-1us", "x", "us", "1h", "inf", "nan")),
+    (["x.safetensors", "--bandwidth", "1G"], "--bandwidth without --ranks, expected both"),
+    (["x.safetensors", "--latency", "1ms"], "--latency without --ranks, expected both"),
+    (["--calibrate", "--ranks", "2"], "both --calibrate and --ranks"),
     (["x.safetensors", "--seconds", "-1"], "--seconds is '-1', expected 0 to"),
     (["x.safetensors", "--rows", "-1"], "--rows is '-1', expected 0 to"),
     (["x.safetensors", "--causal", "--no-causal"], "--causal"),
@@ -302,6 +312,54 @@ def test_shapes_alone_are_predicted(calibrated, tmp_path):
     assert rows["attention", "cache", "f32"]["seconds"] == pytest.approx(2 * 8192 * 2 * 128 * 4)
     assert rows["attention", "ring, window 1024", "bf16"]["seconds"] == pytest.approx(2 * 1024 * 2 * 128 * 2)
     assert all(row["relative_error"] is None and row["measured_seconds"] is None and not row["frontier"]
+               for row in found["rows"])
+
+
+def test_processes_are_predicted(calibrated, tmp_path):
+    """Bytes by the table of docs/distributed.md, times from them, from the latency and from one process."""
+    model = with_fits(calibrated, tmp_path / "m.json", {
+        "attention training": {"call": 8}, "gla training": {"call": 2}, "gated_delta_rule training": {"call": 4},
+        "linformer training": {"call": 9}})
+    args = ("advise", "--shape", "1,65536,8,64", "--causal", "--for", "training", "--dtype", "f32", "--threads", 1,
+            "-m", "attention,gla,gated_delta_rule,linformer", "--model", model,
+            "--ranks", 4, "--bandwidth", "100M", "--latency", "1ms")
+    found = document(*args)
+    assert found["cluster"] == {"ranks": 4, "bandwidth": 1e8, "latency": 1e-3}
+    own, state, row = 65536 // 4, 8 * 64 * 64 * 4, 8 * 64 * 4
+    summaries = 3 * 4  # four segments of each of the other ranks
+    for mechanism, forward, backward in (
+            ("gla", summaries * (state + row), summaries * state),
+            ("gated_delta_rule", summaries * 2 * state, summaries * state),
+            ("attention", (3 * 3 * own // 4 + 3 * own // 4) * row, (3 * own // 4 + 3 * 3 * own // 4) * row)):
+        candidate = row_of(found, mechanism, "causal" if mechanism == "attention" else None)
+        assert candidate["divided"]["refused"] is None
+        best = candidate["divided"]["methods"][0]
+        assert best["method"] == ("ulysses" if mechanism == "attention" else "composed")
+        assert (best["forward"]["bytes"], best["backward"]["bytes"]) == (forward, backward)
+        messages = best["forward"]["messages"] + best["backward"]["messages"]
+        assert best["communication_seconds"] == pytest.approx((forward + backward) / 1e8 + messages * 1e-3)
+        share = 0.25 if mechanism == "attention" else 0.5
+        assert best["computation_seconds"] == pytest.approx(candidate["seconds"] * share)
+        assert best["seconds"] == pytest.approx(best["communication_seconds"] + best["computation_seconds"])
+        assert 0 < best["memory_bytes"] < candidate["memory_bytes"]
+    assert row_of(found, "linformer")["divided"] == {"methods": [], "refused": "the mechanism takes no group"}
+    assert {method["method"] for method in row_of(found, "attention", "causal")["divided"]["methods"]} == {
+        "ulysses", "all_gather", "all_gather, zigzag", "ring"}
+    text = heed(*args).stdout
+    assert "the tokens divided among 4 processes, each receives 100 MB/s, a message takes 1.00 ms more" in text
+    assert "not divided, as the mechanism takes no group: linformer default" in text
+    alone = document(*args[:-6], "--ranks", 1)
+    assert alone["cluster"] == {"ranks": 1, "bandwidth": 1.25e9, "latency": 50e-6}
+    for candidate in alone["rows"]:
+        for method in candidate["divided"]["methods"]:
+            assert method["seconds"] == candidate["seconds"] and method["forward"] == {"bytes": 0, "messages": 0}
+    assert "cluster" not in document(*args[:-6]) and "divided" not in document(*args[:-6])["rows"][0]
+
+
+def test_decoding_is_not_divided(file, no_model):
+    found = document("advise", file, "--for", "decode", "--seconds", "0.3", "--ranks", 2, env=no_model)
+    assert all(row["divided"] == {"methods": [],
+                                  "refused": "a group divides the tokens of prefill and training, not of decoding"}
                for row in found["rows"])
 
 
