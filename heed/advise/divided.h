@@ -54,8 +54,8 @@ enum class Pass { kForward, kBackward };
 //   ring         (T - n) (k + v)                           T (k + v) + T (k + v) in f32 (f64): gradients
 //
 // C++ adds in the forward pass of ulysses n (R - 1) / R lse, and in the backward pass (R - 1) n (k + v) for all_gather
-// and (T - n) / R (q + k + v + o + lse) for ulysses; it has no ring. Here n are the tokens of each rank in turn, and
-// the largest result counts.
+// and (T - n) / R (q + k + v + o + lse) for ulysses; the bytes of its ring have not been counted. Here n are the
+// tokens of each rank in turn, and the largest result counts.
 Traffic AttentionTraffic(DividedMethod method, Pass pass, const Sizes& sizes, DType dtype, int64_t ranks,
                          Caller caller = Caller::kPyTorch);
 
