@@ -111,9 +111,13 @@ Keywords Of(const std::vector<attention::OptionArgument>& all) {
   return Joined({keywords, attention::ThreadsKeyword()});
 }
 
+// Arguments of calls on several processes, which attention does not take beside a pattern either.
+constexpr const char* kOfProcesses[] = {"comm", "method", "order"};
+
 // Other options relate positions of keys and rows, which differ between the two problems.
 std::vector<std::string> Refused() {
-  std::vector<std::string> names = {"need_dbias"};
+  std::vector<std::string> names(std::begin(kOfProcesses), std::end(kOfProcesses));
+  names.emplace_back("need_dbias");
   for (const attention::OptionArgument& x : attention::OptionKeywords()) {
     const bool has_own = x.row->field == attention::OptionField(&attention::Options::window);
     if (!IsShared(*x.row) && !has_own) names.emplace_back(x.keyword.name);
@@ -122,8 +126,11 @@ std::vector<std::string> Refused() {
 }
 
 std::string WhyRefused(const std::string& op, const std::string& name) {
-  return op + ": " + name + " is an option of attention that longformer does not have; " +
-         "attention with pattern=heed.patterns.longformer(window, tokens) has it";
+  std::string text = op + ": " + name + " is an option of attention that longformer does not have";
+  if (std::ranges::find(kOfProcesses, name) == std::end(kOfProcesses)) {
+    text += "; attention with pattern=heed.patterns.longformer(window, tokens) has it";
+  }
+  return text;
 }
 
 void RefuseOthers(const char* op, PyObject* kwargs) {
