@@ -10,6 +10,7 @@
 #endif
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -158,9 +159,10 @@ class SketchBlock {
       upper = hn::Add(upper, hs::Exp(d, hn::Sub(hn::Load(d, high + i), shift)));
       lower = hn::Add(lower, hs::Exp(d, hn::Sub(hn::Load(d, low + i), shift)));
     }
-    masses.logit[index] = most;
     masses.upper[index] = hn::ReduceSum(d, upper);
     masses.lower[index] = hn::ReduceSum(d, lower);
+    // ARM's maximum leaves NaN out: a block of NaN is not one without visible keys.
+    masses.logit[index] = none && std::isnan(masses.upper[index]) ? masses.upper[index] : most;
   }
 
   static HWY_INLINE const float* PartOf(const std::byte* block, int64_t at) {
