@@ -40,7 +40,7 @@ struct Decay {
 // Clamps t, the logarithm of a decay to base 2, to a finite number whose decay is 0, so that its product with 0 is 0.
 template <class D>
 HWY_INLINE hn::Vec<D> ClampLog2Decay(D d, hn::Vec<D> t) {
-  return hn::Max(hn::Set(d, hn::TFromD<D>{-1e15}), t);  // NaN propagates: x86 returns the second operand
+  return hs::AtLeast(d, t, hn::TFromD<D>{-1e15});
 }
 
 #if HEED_HAVE_SCALEF

@@ -203,9 +203,9 @@ class ElementwiseBlock {
 
   HWY_INLINE Token TokenAt(size_t at, bool is_first) const {
     Token token;
-    const V x = hn::Load(d_, b_.x + at), zero = hn::Zero(d_);
+    const V x = hn::Load(d_, b_.x + at);
     if constexpr (kRule == Rule::kDecay) {
-      token.decay = DecayFrom(hn::Min(zero, hn::Load(d_, b_.first + at)));
+      token.decay = DecayFrom(hs::AtMost(d_, hn::Load(d_, b_.first + at), T{0}));
       token.written = x;
     } else {
       const V one = hn::Set(d_, T{1});
@@ -279,7 +279,7 @@ class ElementwiseBlock {
       if (!is_first) {
         // droot / dlog a = -a^2 / root, where 1 / (2 root) is limited to 1000.
         constexpr T kLeast = T{1e-6} / 4;
-        const V square = hn::Max(hn::Set(d_, kLeast), token.square);
+        const V square = hs::AtLeast(d_, token.square, kLeast);
         const V slope = hn::Div(hn::Mul(token.a, token.a), hn::Sqrt(square));
         dlog = hn::NegMulAdd(hn::Mul(p, hn::Mul(token.input.s, x)), slope, dlog);
       }
