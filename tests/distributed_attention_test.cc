@@ -19,6 +19,7 @@ namespace {
 
 using attention::Options;
 using distributed::AttentionOptions;
+using distributed::ExpectNone;
 using distributed::Group;
 using distributed::LocalRanks;
 using distributed::Method;
@@ -118,17 +119,6 @@ Results Single(const Call& c) {
       ctx, {c.q.view(), c.k.view(), c.v.view(), r.o.view(), r.lse.view(), c.d_o.view(), c.d_lse.view()}, options,
       {r.dq.view(), r.dk.view(), r.dv.view(), r.dbias.view(), r.dsinks.view(), r.dalibi.view(), r.dlog_decay.view()});
   return r;
-}
-
-void ExpectNone(const std::vector<std::exception_ptr>& errors) {
-  for (size_t r = 0; r < errors.size(); ++r) {
-    if (!errors[r]) continue;
-    try {
-      std::rethrow_exception(errors[r]);
-    } catch (const std::exception& error) {
-      ADD_FAILURE() << "rank " << r << ": " << error.what();
-    }
-  }
 }
 
 void AddTo(const Buffer& sum, const std::vector<Buffer>& terms) {

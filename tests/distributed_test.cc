@@ -19,6 +19,7 @@ namespace heed {
 namespace {
 
 using namespace segments;  // NOLINT: of tests
+using distributed::ExpectNone;
 using distributed::Group;
 using distributed::LocalRanks;
 using distributed::SequenceOptions;
@@ -32,36 +33,27 @@ struct Passes {
   std::function<void(Context&, const Arguments&, const Numbers&, const Results&)> single_forward, single_backward;
 };
 
-template <class Options>
-Options Own() {
-  Options options;
-  if constexpr (requires { options.causal; }) options.causal = true;
-  if constexpr (requires { options.normalize; }) options.normalize = true;
-  if constexpr (requires { options.delta_softplus; }) options.delta_softplus = true;
-  return options;
-}
-
 Passes PassesOf(const std::string& name) {
-#define HEED_PASSES(op)                                                                            \
-  if (name == #op) {                                                                               \
-    using Of = Lists<op::Structs>;                                                                 \
-    const auto with = [](const Numbers& n) { return mechanism::With(Own<op::Options>(), n); };     \
-    return {                                                                                       \
-        [=](Context& c, const Group& g, const Arguments& in, const Numbers& n, const Results& out, \
-            const SequenceOptions& s) {                                                            \
-          distributed::Forward(c, g, Of::InputsOf(in), with(n), Of::OutputsOf(out), s);            \
-        },                                                                                         \
-        [=](Context& c, const Group& g, const Arguments& in, const Numbers& n, const Results& out, \
-            const SequenceOptions& s) {                                                            \
-          distributed::Backward(c, g, Of::InputsOf(in), with(n), Of::GradientsOf(out), s);         \
-        },                                                                                         \
-        [=](Context& c, const Arguments& in, const Numbers& n, const Results& out) {               \
-          op::Forward(c, Of::InputsOf(in), with(n), Of::OutputsOf(out));                           \
-        },                                                                                         \
-        [=](Context& c, const Arguments& in, const Numbers& n, const Results& out) {               \
-          op::Backward(c, Of::InputsOf(in), with(n), Of::GradientsOf(out));                        \
-        },                                                                                         \
-    };                                                                                             \
+#define HEED_PASSES(op)                                                                                  \
+  if (name == #op) {                                                                                     \
+    using Of = Lists<op::Structs>;                                                                       \
+    const auto with = [](const Numbers& n) { return mechanism::With(segments::Own<op::Options>(), n); }; \
+    return {                                                                                             \
+        [=](Context& c, const Group& g, const Arguments& in, const Numbers& n, const Results& out,       \
+            const SequenceOptions& s) {                                                                  \
+          distributed::Forward(c, g, Of::InputsOf(in), with(n), Of::OutputsOf(out), s);                  \
+        },                                                                                               \
+        [=](Context& c, const Group& g, const Arguments& in, const Numbers& n, const Results& out,       \
+            const SequenceOptions& s) {                                                                  \
+          distributed::Backward(c, g, Of::InputsOf(in), with(n), Of::GradientsOf(out), s);               \
+        },                                                                                               \
+        [=](Context& c, const Arguments& in, const Numbers& n, const Results& out) {                     \
+          op::Forward(c, Of::InputsOf(in), with(n), Of::OutputsOf(out));                                 \
+        },                                                                                               \
+        [=](Context& c, const Arguments& in, const Numbers& n, const Results& out) {                     \
+          op::Backward(c, Of::InputsOf(in), with(n), Of::GradientsOf(out));                              \
+        },                                                                                               \
+    };                                                                                                   \
   }
   HEED_DISTRIBUTED_MECHANISMS(HEED_PASSES)
 #undef HEED_PASSES
@@ -107,17 +99,6 @@ Whole Single(const Call& call, const Numbers& numbers = {}) {
   for (const Buffer& gradient : whole.gradients) gradients.push_back(gradient.view());
   passes.single_backward(ctx, {tensors, initial, call.d_o.view(), d_final}, numbers, {{}, d_initial, gradients});
   return whole;
-}
-
-void ExpectNone(const std::vector<std::exception_ptr>& errors) {
-  for (size_t r = 0; r < errors.size(); ++r) {
-    if (!errors[r]) continue;
-    try {
-      std::rethrow_exception(errors[r]);
-    } catch (const std::exception& error) {
-      ADD_FAILURE() << "rank " << r << ": " << error.what();
-    }
-  }
 }
 
 // Divides a call among ranks with these numbers of tokens. Every rank has the final states; the first one in the

@@ -219,28 +219,20 @@ StateKind KindOf(const Mechanism& m) {
 
 using Numbers = recurrent::Options;
 
-template <class Options>
-Options Own() {
-  Options options;
-  if constexpr (requires { options.causal; }) options.causal = true;
-  if constexpr (requires { options.normalize; }) options.normalize = true;
-  if constexpr (requires { options.delta_softplus; }) options.delta_softplus = true;
-  return options;
-}
-
 // Both passes of a rank. Final states are not wanted, and those of the forward pass are kept.
 void RunPasses(const std::string& name, Context& ctx, const Group& group, const Arguments& in, const TensorView& o,
                std::span<const TensorView> gradients, const SequenceOptions& sequence, const auto& between) {
-#define HEED_RUN(op)                                                                                              \
-  if (name == #op) {                                                                                              \
-    using Of = Lists<op::Structs>;                                                                                \
-    Arguments forward = in;                                                                                       \
-    forward.d_o = {};                                                                                             \
-    distributed::Forward(ctx, group, Of::InputsOf(forward), Own<op::Options>(), Of::OutputsOf({o}), sequence);    \
-    between();                                                                                                    \
-    distributed::Backward(ctx, group, Of::InputsOf(in), Own<op::Options>(), Of::GradientsOf({{}, {}, gradients}), \
-                          sequence);                                                                              \
-    return;                                                                                                       \
+#define HEED_RUN(op)                                                                                          \
+  if (name == #op) {                                                                                          \
+    using Of = Lists<op::Structs>;                                                                            \
+    Arguments forward = in;                                                                                   \
+    forward.d_o = {};                                                                                         \
+    distributed::Forward(ctx, group, Of::InputsOf(forward), segments::Own<op::Options>(), Of::OutputsOf({o}), \
+                         sequence);                                                                           \
+    between();                                                                                                \
+    distributed::Backward(ctx, group, Of::InputsOf(in), segments::Own<op::Options>(),                         \
+                          Of::GradientsOf({{}, {}, gradients}), sequence);                                    \
+    return;                                                                                                   \
   }
   HEED_DISTRIBUTED_MECHANISMS(HEED_RUN)
 #undef HEED_RUN

@@ -2,6 +2,8 @@
 #ifndef HEED_TESTS_LOCAL_TRANSPORT_H_
 #define HEED_TESTS_LOCAL_TRANSPORT_H_
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -154,6 +156,18 @@ class LocalRanks {
   int64_t round_ = 0, num_calls_ = 0;
   int waiting_ = 0;
 };
+
+// Fails if a rank threw.
+inline void ExpectNone(const std::vector<std::exception_ptr>& errors) {
+  for (size_t r = 0; r < errors.size(); ++r) {
+    if (!errors[r]) continue;
+    try {
+      std::rethrow_exception(errors[r]);
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << "rank " << r << ": " << error.what();
+    }
+  }
+}
 
 }  // namespace heed::distributed
 

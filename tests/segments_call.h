@@ -326,6 +326,16 @@ inline StateBuffers Absolute(const Mechanism& m, const StateBuffers& states) {
   return absolute;
 }
 
+// Options of calls on segments: causal, with a normaliser where there is one.
+template <class Options>
+Options Own() {
+  Options options;
+  if constexpr (requires { options.causal; }) options.causal = true;
+  if constexpr (requires { options.normalize; }) options.normalize = true;
+  if constexpr (requires { options.delta_softplus; }) options.delta_softplus = true;
+  return options;
+}
+
 }  // namespace heed::segments
 
 #endif  // HEED_TESTS_SEGMENTS_CALL_H_

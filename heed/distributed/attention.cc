@@ -148,6 +148,15 @@ class Plan {
   }
 
   Owned GatheredTokens(const ConstTensorView& t) const { return Gathered(group_, t, kTokens, ranges_); }
+  // The options of a call on all keys, whose log decays, if there are any, lie in `log_decay`.
+  Options GatheredOptions(const Options& options, Owned& log_decay) const {
+    Options gathered = options;
+    if (options.log_decay.present()) {
+      log_decay = GatheredTokens(options.log_decay);
+      gathered.log_decay = log_decay.view();
+    }
+    return gathered;
+  }
   // The sum over ranks of the gradients of a whole tensor, of the tokens here.
   void ScatterSum(const ConstTensorView& whole, const TensorView& part) const;
   // All tokens of this rank's heads, from all heads of its tokens; and the reverse.
@@ -372,12 +381,8 @@ void Forward(Context& ctx, const Group& group, const Inputs& in, const Options& 
     return;
   }
   const Owned k = plan.GatheredTokens(in.k), v = plan.GatheredTokens(in.v);
-  Options gathered = options;
   Owned log_decay;
-  if (options.log_decay.present()) {
-    log_decay = plan.GatheredTokens(options.log_decay);
-    gathered.log_decay = log_decay.view();
-  }
+  const Options gathered = plan.GatheredOptions(options, log_decay);
   plan.ForRanges(gathered, [&](int64_t first, const TokenRange& range, const Options& of_rows) {
     const int64_t end = first + range.size();
     attention::Forward(ctx, {in.q.Slice(kTokens, first, end), k.view(), v.view()}, of_rows,
@@ -458,12 +463,8 @@ void Backward(Context& ctx, const Group& group, const attention::BackwardInputs&
     return;
   }
   const Owned k = plan.GatheredTokens(in.k), v = plan.GatheredTokens(in.v);
-  Options gathered = options;
   Owned log_decay;
-  if (options.log_decay.present()) {
-    log_decay = plan.GatheredTokens(options.log_decay);
-    gathered.log_decay = log_decay.view();
-  }
+  const Options gathered = plan.GatheredOptions(options, log_decay);
   const auto whole = [](bool wanted, const ConstTensorView& like) {
     return wanted ? Owned(like.dtype(), like.sizes()) : Owned();
   };
