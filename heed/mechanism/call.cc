@@ -131,6 +131,14 @@ void Call::FindSequences(const char* op, const Table& table, const Arguments& in
   for (size_t i = 0; i < table.states.size(); ++i) {
     if (has_state[i]) state_shapes[i] = ShapeOf(table.states[i].axes, of_states);
   }
+  clears_others = sequences.cut == nullptr;
+  if (clears_others) return;
+  sequences.cut->state_dtype = state_dtype();
+  sequences.cut->state_shapes.clear();
+  for (size_t i = 0; i < table.states.size(); ++i) {
+    sequences.cut->state_shapes.emplace_back(has_state[i] ? std::vector<int64_t>(state_shapes[i])
+                                                          : std::vector<int64_t>());
+  }
 }
 
 void Call::CheckInitialStates(const char* op, const Table& table, const Arguments& in, bool data) const {
@@ -153,7 +161,7 @@ Apart Call::Readers(const Table& table, const Arguments& in, const Sequences& se
 }
 
 void Call::ClearOtherTokens(const TensorView& t, std::string_view axes) const {
-  if (!on_cpu() || !t.present() || !IsOverTokens(axes)) return;
+  if (!clears_others || !on_cpu() || !t.present() || !IsOverTokens(axes)) return;
   const std::vector<TokenRange> none;
   ClearOthers(sizes.D == 0 ? none : ranges, t, static_cast<int>(axes.find('T')));
 }

@@ -52,6 +52,7 @@ struct Call {
   Device device;                // the CPU, or the GPU of the first tensor
   AxisSizes sizes;
   bool reverse = false;
+  bool clears_others = true;  // false for some segments of a call
   std::vector<TokenRange> ranges;
   const char* o_axes = "";
   Axes o_shape;

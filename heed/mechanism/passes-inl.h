@@ -7,6 +7,7 @@
 //   Forward, Backward, Step            run a kernel
 //   ForwardBytes, BackwardBytes        reserved scratch
 //   Explain                            the kernel, its target and the reason for it, and flops
+//   DivisionOf                         the tasks of a forward pass
 #ifndef HEED_MECHANISM_PASSES_INL_H_
 #define HEED_MECHANISM_PASSES_INL_H_
 
@@ -19,6 +20,7 @@
 #include "heed/core/os.h"
 #include "heed/mechanism/call_internal.h"
 #include "heed/mechanism/passes_internal.h"
+#include "heed/mechanism/segments_internal.h"
 
 namespace heed::mechanism {
 
@@ -132,6 +134,9 @@ Explanation Passes<Definition>::Explain(const char* op, const Context& ctx, cons
                                         const Arguments& in, const Options& options) {
   typename Definition::Call call;
   call.Check(op, nullptr, definition, in, options, false);
+  bool causal = true;
+  if constexpr (requires { definition.causal; }) causal = definition.causal;
+  CheckSegment(op, definition.table, options.segment, causal);
   Explanation e;
   e.bytes = static_cast<double>(SizeOf(call.o_dtype));  // of o
   for (const int64_t size : std::span<const int64_t>(call.o_shape)) e.bytes *= static_cast<double>(size);
@@ -139,6 +144,9 @@ Explanation Passes<Definition>::Explain(const char* op, const Context& ctx, cons
   for (const ConstTensorView& t : in.tensors) e.bytes += Bytes(t);
   call.Explain(op, ctx, definition, in, e);
   e.workspace_bytes = call.ForwardBytes(op, ctx, definition, in);
+  if (causal && call.on_cpu() && !definition.table.states.empty()) {
+    ExplainSegments(call.ranges, call.DivisionOf(definition, in), options.segment, ctx.num_threads(), e);
+  }
   return e;
 }
 

@@ -10,8 +10,10 @@
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 #include "heed/engines/recurrence/kernels.h"
+#include "heed/engines/recurrence/tasks.h"
 #include "heed/mechanism/passes-inl.h"
 #include "heed/mechanism/recurrent_internal.h"
+#include "heed/mechanism/segments_internal.h"
 
 namespace heed::recurrent {
 namespace {
@@ -136,6 +138,7 @@ struct EngineCall : mechanism::Call {
     return bytes.per_thread * ctx.num_threads() + bytes.shared;
   }
   void Explain(const char* op, const Context& ctx, const Definition&, const Arguments&, Explanation& e) const;
+  mechanism::Division DivisionOf(const Definition& definition, const Arguments& in) const;
 
   // Prepares tensors, and adds tokens that belong to no sequence for kernels of devices.
   void Prepare(const Definition& definition) {
@@ -346,6 +349,22 @@ void EngineCall::Explain(const char* op, const Context& ctx, const Definition&, 
             static_cast<double>(p.features()) * static_cast<double>(p.value_size);
   e.flops += 4 * tokens * static_cast<double>(p.value_heads) * static_cast<double>(p.projection_rows) *
              static_cast<double>(p.key_size);
+}
+
+mechanism::Division EngineCall::DivisionOf(const Definition& definition, const Arguments& in) const {
+  const Problem& p = problem;
+  constexpr int64_t kChannels = 16;  // of a task, where a head is a channel
+  if (p.channels) return {(p.value_heads + kChannels - 1) / kChannels, 1, 1};
+  mechanism::Division division = {p.value_heads, recurrence::NumParts(1, p.value_size, p.value_size)};
+  const ConstTensorView state(nullptr, state_dtype(), state_shapes[0]);
+  const std::vector<int64_t> transition = mechanism::TransitionShape(definition.table, in, 0, state);
+  const size_t columns = mechanism::ColumnsOf(definition.table.states[0]);
+  if (recurrence::IsRandom(p.feature)) return division;  // features do not decay
+  const int64_t of_transition = transition.empty() ? p.value_size : transition[columns];
+  // A tile is at least half a part wide.
+  division.transition = static_cast<double>(std::max(of_transition, recurrence::kPartColumns / 2)) /
+                        static_cast<double>(std::max(p.value_size, recurrence::kPartColumns / 2));
+  return division;
 }
 
 bool Definition::channels() const { return std::string_view(value().axes).back() == 'C'; }

@@ -10,6 +10,7 @@
 #ifndef HEED_MECHANISM_RECURRENT_H_
 #define HEED_MECHANISM_RECURRENT_H_
 
+#include <cstdint>
 #include <optional>
 
 #include "heed/core/tensor.h"
@@ -27,6 +28,11 @@ struct Options {
   ConstTensorView lengths, starts;  // [B] i32 or i64: tokens starts[b] <= t < lengths[b]
   ConstTensorView cu_seqlens;       // [N + 1]: N packed sequences, B = 1; states have N instead of B
   bool reverse = false;             // from the last token to the first; the final state is after the first
+  // Tokens per segment, a multiple of 64; 0: none. The segments of a sequence, which begin at multiples of it from its
+  // first token, are summarised at once, and once the states between them are known they are computed at once, so that
+  // a head occupies as many threads as it has segments (docs/reproducibility.md). Step has none.
+  int64_t segment = 0;
+  mechanism::SequencesOfHeed cut = nullptr;  // heed's own calls have it
 };
 
 }  // namespace heed::recurrent

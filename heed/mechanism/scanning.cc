@@ -323,6 +323,12 @@ void Call::Explain(const char* op, const Context& ctx, const Definition& definit
   e.why = kernel.why;
 }
 
+mechanism::Division Call::DivisionOf(const Definition& definition, const Arguments& /*in*/) const {
+  constexpr int64_t kChannels = 16;  // of a task
+  if (definition.kernels != nullptr || definition.rule == scan::Rule::kHeads) return {};
+  return {(problem.channels + kChannels - 1) / kChannels, 1, 1};
+}
+
 double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tokens, bool backward) {
   const auto channels = static_cast<double>(sizes.D);
   if (definition.kernels != nullptr) {

@@ -9,6 +9,7 @@
 #include "heed/engines/scan/problem.h"
 #include "heed/mechanism/call_internal.h"
 #include "heed/mechanism/passes_internal.h"
+#include "heed/mechanism/segments_internal.h"
 #include "heed/mechanism/scanning.h"
 
 namespace heed::scanning {
@@ -79,6 +80,7 @@ struct Call : mechanism::Call {
   int64_t BackwardBytes(const char* op, const Context& ctx, const Definition& definition, const Arguments& in) const;
   void Explain(const char* op, const Context& ctx, const Definition& definition, const Arguments& in,
                Explanation& e) const;
+  mechanism::Division DivisionOf(const Definition& definition, const Arguments& in) const;
 
   scan::Problem problem;
   bool gathers_allowed = true;  // kernels of a mechanism's own check layouts themselves

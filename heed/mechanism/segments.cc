@@ -35,10 +35,6 @@ enum class Kind {
   kTail,      // the last inputs of a filter: older ones are shifted out
 };
 
-bool IsDelta(const Table& table) {
-  return table.Has(Role::kBeta) || table.Has(Role::kErase) || table.Has(Role::kWriteKey);
-}
-
 bool HasMaximum(const Table& table) {
   return std::ranges::any_of(table.states, [](const StateTensor& s) { return s.role == StateTensor::kMaximum; });
 }
@@ -59,8 +55,6 @@ const Tensor& ValueOf(const Table& table) {
   return input == nullptr ? table.tensors[0] : *input;
 }
 
-// The axis of the columns of a matrix-valued state, each of which is changed alike; npos for other states.
-size_t ColumnsOf(const StateTensor& state) { return std::string_view(state.axes).find_first_of("VP"); }
 bool HasColumns(const Tensor& tensor) {
   return std::string_view(tensor.axes).find_first_of("VP") != std::string_view::npos;
 }
@@ -283,32 +277,6 @@ void CheckTransitions(const char* op, const char* what, const Table& table, cons
   }
 }
 
-// Memory for the views of a pass.
-class Constants {
- public:
-  // All elements are `value`; the axes that `shared` names have strides of 0.
-  ConstTensorView Of(double value, DType dtype, const std::vector<int64_t>& sizes, std::string_view axes,
-                     std::string_view shared) {
-    std::vector<int64_t> strides(sizes.size());
-    int64_t count = 1;
-    for (size_t i = sizes.size(); i-- > 0;) {
-      if (shared.find(axes[i]) != std::string_view::npos) continue;
-      strides[i] = count;
-      count *= std::max<int64_t>(sizes[i], 1);
-    }
-    void* const data = Next(dtype, count);
-    for (int64_t i = 0; i < count; ++i) StoreDouble(dtype, data, i, value);
-    return {data, dtype, sizes, strides};
-  }
-  void* Next(DType dtype, int64_t count) {
-    memory_.emplace_back(static_cast<size_t>(std::max<int64_t>(count, 1)) * SizeOf(dtype));
-    return memory_.back().data();
-  }
-
- private:
-  std::vector<std::vector<std::byte>> memory_;
-};
-
 // Returns 1 + 0i for every pair, the identity for every head, or ones.
 ConstTensorView Basis(Kind kind, DType dtype, const std::vector<int64_t>& sizes, Constants& constants) {
   const size_t rank = sizes.size();
@@ -382,23 +350,38 @@ std::vector<int64_t> TransitionShape(const Table& table, const Arguments& in, si
   return shape;
 }
 
-void Summarize(const char* op, const Table& table, const Arguments& in, const ForwardPass& forward,
-               const Segment& out) {
-  const os::ScopedFloatControl float_control;
-  const Tensor& value = ValueOf(table);
-  const ConstTensorView& v = At(in.tensors, table.IndexOf(value));
-  const std::string_view axes = value.axes;
-  const ConstTensorView& first = At(in.tensors, 0);
-  if (!first.present() || !v.present() || v.rank() != static_cast<int>(axes.size())) forward(in, {});  // says what is
-  if (first.device().type != DeviceType::kCpu) throw Unsupported(std::string(op) + ": computes on the CPU alone");
+bool IsDelta(const Table& table) {
+  return table.Has(Role::kBeta) || table.Has(Role::kErase) || table.Has(Role::kWriteKey);
+}
 
+size_t ColumnsOf(const StateTensor& state) { return std::string_view(state.axes).find_first_of("VP"); }
+
+ConstTensorView Constants::Of(double value, DType dtype, const std::vector<int64_t>& sizes, std::string_view axes,
+                              std::string_view shared) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t count = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    if (shared.find(axes[i]) != std::string_view::npos) continue;
+    strides[i] = count;
+    count *= std::max<int64_t>(sizes[i], 1);
+  }
+  void* const data = Next(dtype, count);
+  for (int64_t i = 0; i < count; ++i) StoreDouble(dtype, data, i, value);
+  return {data, dtype, sizes, strides};
+}
+
+void* Constants::Next(DType dtype, int64_t count) {
+  const size_t num_bytes = static_cast<size_t>(std::max<int64_t>(count, 1)) * SizeOf(dtype);
+  memory_.emplace_back(new std::byte[num_bytes]);  // not written here: the threads of a pass do
+  return memory_.back().get();
+}
+
+SummaryPasses::SummaryPasses(const char* op, const Table& table, const Arguments& in, const Segment& out)
+    : table_(table), in_(in), zeros(table.states.size()), transitions(table.states.size()),
+      basis_(table.states.size()) {
   // The states before the two passes: zeros, without a maximum so far, and what shows the transition.
-  Constants constants;
-  std::vector<ConstTensorView> zeros(table.states.size()), basis(table.states.size());
-  std::vector<TensorView> transitions(table.states.size());
   Apart apart;
   for (size_t i = 0; i < in.tensors.size(); ++i) apart.Reads(table.tensors[i].name, in.tensors[i]);
-  int64_t columns = -1;
   for (size_t i = 0; i < table.states.size(); ++i) {
     const StateTensor& state = table.states[i];
     const TensorView &to = At(out.state, i), &transition = At(out.transition, i);
@@ -416,11 +399,11 @@ void Summarize(const char* op, const Table& table, const Arguments& in, const Fo
     apart.Writes(op, name("state"), to);
     const bool is_maximum = state.role == StateTensor::kMaximum;
     const double none = !is_maximum ? 0 : table.Has(Role::kInputGate) ? -1e30 : state.absent;
-    zeros[i] = given.present() ? given : constants.Of(none, to.dtype(), SizesOf(to), state.axes, state.axes);
-    basis[i] = zeros[i];
+    zeros[i] = given.present() ? given : constants_.Of(none, to.dtype(), SizesOf(to), state.axes, state.axes);
+    basis_[i] = zeros[i];
     const std::vector<int64_t> shape = TransitionShape(table, in, i, to);
     if (ColumnsOf(state) != std::string_view::npos) {
-      columns = (shape.empty() ? SizesOf(to) : shape)[ColumnsOf(state)];
+      columns_ = (shape.empty() ? SizesOf(to) : shape)[ColumnsOf(state)];
     }
     if (shape.empty()) {
       if (transition.present()) Fail(op, name("transition"), "is given", "none: it follows from the others");
@@ -428,28 +411,47 @@ void Summarize(const char* op, const Table& table, const Arguments& in, const Fo
     }
     apart.Writes(op, name("transition"), transition, Axes(std::span<const int64_t>(shape)), to.dtype());
     transitions[i] = transition;
-    basis[i] = is_maximum ? constants.Of(0, to.dtype(), shape, state.axes, state.axes)
-                          : Basis(KindOf(table, state), to.dtype(), shape, constants);
+    basis_[i] = is_maximum ? constants_.Of(0, to.dtype(), shape, state.axes, state.axes)
+                           : Basis(KindOf(table, state), to.dtype(), shape, constants_);
   }
+}
 
-  const auto run = [&](std::span<const ConstTensorView> tensors, const std::vector<ConstTensorView>& initial,
-                       std::span<const TensorView> states) {
-    std::vector<int64_t> sizes;
-    for (size_t i = 0; i < axes.size(); ++i) {
-      if (axes[i] != 'N') sizes.push_back(tensors[table.IndexOf(value)].size(static_cast<int>(i)));
-    }
-    const int64_t count = std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-    const TensorView o(constants.Next(first.dtype(), count), first.dtype(), sizes);
-    forward({tensors, initial}, {o, states});
-  };
-  run(in.tensors, zeros, out.state);
-  if (HasMaximum(table) && table.Has(Role::kProjection)) {  // features do not decay
+TensorView SummaryPasses::Output(std::span<const ConstTensorView> tensors) {
+  const Tensor& value = ValueOf(table_);
+  const ConstTensorView& v = tensors[table_.IndexOf(value)];
+  std::vector<int64_t> sizes;
+  for (size_t i = 0; const char axis : std::string_view(value.axes)) {
+    if (axis != 'N') sizes.push_back(v.size(static_cast<int>(i)));
+    ++i;
+  }
+  const int64_t count = std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+  const DType dtype = tensors[0].dtype();
+  return {constants_.Next(dtype, count), dtype, sizes};
+}
+
+void SummaryPasses::ComputeTransitions(const ForwardPass& forward) {
+  if (HasMaximum(table_) && table_.Has(Role::kProjection)) {  // features do not decay
     for (const TensorView& t : transitions) {
       if (t.present()) Dense(SizesOf(t)).Store(t);
     }
-  } else {
-    run(Silenced(table, in, HasMaximum(table), columns, constants), basis, transitions);
+    return;
   }
+  const std::vector<ConstTensorView> silenced = Silenced(table_, in_, HasMaximum(table_), columns_, constants_);
+  forward({silenced, basis_}, {Output(silenced), transitions});
+}
+
+void Summarize(const char* op, const Table& table, const Arguments& in, const ForwardPass& forward,
+               const Segment& out) {
+  const os::ScopedFloatControl float_control;
+  const Tensor& value = ValueOf(table);
+  const ConstTensorView& v = At(in.tensors, table.IndexOf(value));
+  const std::string_view axes = value.axes;
+  const ConstTensorView& first = At(in.tensors, 0);
+  if (!first.present() || !v.present() || v.rank() != static_cast<int>(axes.size())) forward(in, {});  // says what is
+  if (first.device().type != DeviceType::kCpu) throw Unsupported(std::string(op) + ": computes on the CPU alone");
+  SummaryPasses passes(op, table, in, out);
+  forward({in.tensors, passes.zeros}, {passes.Output(in.tensors), out.state});
+  passes.ComputeTransitions(forward);
 }
 
 namespace {

@@ -15,6 +15,10 @@
 
 namespace heed::mechanism {
 
+// The sequences of a call that heed makes for segments of another one (tokens_internal.h).
+struct CutSequences;
+using SequencesOfHeed = const CutSequences*;
+
 // The states of a mechanism that has none.
 template <class View>
 struct NoStates {};

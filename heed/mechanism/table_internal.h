@@ -323,6 +323,55 @@ void Apply(const char* op, const Table& table, const Segment& segment, StateView
 void ApplyBackward(const char* op, const Table& table, const Segment& segment, StateViews before, StateViews d_after,
                    StateViews d_before);
 
+// A call that is computed in segments (in_segments.cc): its passes with bound options, on sequences that heed cuts.
+struct CallInSegments {
+  using Pass = std::function<void(const CutSequences&, const Arguments&, const Results&)>;
+  const char* op;
+  Table table;
+  ConstTensorView lengths, starts, cu_seqlens;
+  int64_t segment;
+  bool reverse, causal;
+  Pass forward, backward;
+
+  void Forward(Context& ctx, const Arguments& in, const Results& out) const;
+  void Backward(Context& ctx, const Arguments& in, const Results& out) const;
+};
+
+// Throws unless `segment` is 0 or a multiple of 64 that this mechanism may have.
+void CheckSegment(const char* op, const Table& table, int64_t segment, bool causal);
+
+template <class Structs, class Options>
+CallInSegments InSegments(const char* op, const Table& table, Context& ctx, const Options& options,
+                          void (*forward)(Context&, const typename Structs::Inputs&, const Options&,
+                                          const typename Structs::Outputs&),
+                          void (*backward)(Context&, const typename Structs::BackwardInputs&, const Options&,
+                                           const typename Structs::Gradients&)) {
+  using Of = Lists<Structs>;
+  bool causal = true;
+  if constexpr (requires { options.causal; }) causal = options.causal;
+  const auto cut_options = [&options](const CutSequences& cut) {
+    Options of = options;
+    of.lengths = of.starts = of.cu_seqlens = {};
+    of.segment = 0;
+    of.cut = &cut;
+    return of;
+  };
+  return {op,
+          table,
+          options.lengths,
+          options.starts,
+          options.cu_seqlens,
+          options.segment,
+          options.reverse,
+          causal,
+          [=, &ctx](const CutSequences& cut, const Arguments& in, const Results& out) {
+            forward(ctx, Of::InputsOf(in), cut_options(cut), Of::OutputsOf(out));
+          },
+          [=, &ctx](const CutSequences& cut, const Arguments& in, const Results& out) {
+            backward(ctx, Of::InputsOf(in), cut_options(cut), Of::GradientsOf(out));
+          }};
+}
+
 // Combines a mechanism's own options with the options that every mechanism has.
 template <class Own, class Common>
 Own With(Own own, const Common& common) {
@@ -331,19 +380,32 @@ Own With(Own own, const Common& common) {
   own.cu_seqlens = common.cu_seqlens;
   if constexpr (requires { own.reverse = common.reverse; }) own.reverse = common.reverse;
   if constexpr (requires { own.scale = common.scale; }) own.scale = common.scale;
+  if constexpr (requires { own.segment = common.segment; }) own.segment = common.segment;
+  if constexpr (requires { own.cut = common.cut; }) own.cut = common.cut;
   return own;
 }
 
 }  // namespace heed::mechanism
 
+// Returns from the public Forward or Backward of a mechanism, in its namespace, if the call is computed in segments.
+#define HEED_IN_SEGMENTS(name, Pass)                                                                               \
+  if (options.segment != 0) {                                                                                      \
+    mechanism::InSegments<Structs, Options>(#name "::" #Pass, mechanism::TableOf(kTensors, kStates), ctx, options, \
+                                            &Forward, &Backward)                                                   \
+        .Pass(ctx, mechanism::Lists<Structs>::Of(in), mechanism::Lists<Structs>::Of(out));                         \
+    return;                                                                                                        \
+  }
+
 // Defines the public functions of a mechanism, in its namespace with its structs in `Structs`, from DefinitionOf() its
 // options, as calls of `framework`, recurrent or scanning.
 #define HEED_DEFINE_PASSES(framework, name)                                                                          \
   void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {                         \
+    HEED_IN_SEGMENTS(name, Forward)                                                                                  \
     using Of = mechanism::Lists<Structs>;                                                                            \
     framework::Passes::Forward(#name "::Forward", ctx, DefinitionOf(options), Of::Of(in), options, Of::Of(out));     \
   }                                                                                                                  \
   void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {              \
+    HEED_IN_SEGMENTS(name, Backward)                                                                                 \
     using Of = mechanism::Lists<Structs>;                                                                            \
     framework::Passes::Backward(#name "::Backward", ctx, DefinitionOf(options), Of::Of(in), options, Of::Of(out));   \
   }                                                                                                                  \

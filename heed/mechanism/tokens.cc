@@ -85,6 +85,10 @@ void Ranges(const char* op, const char* name, const ConstTensorView& t, int toke
             bool data, std::vector<TokenRange>& ranges) {
   const int64_t B = t.size(0), T = t.size(token_axis);
   ranges.clear();
+  if (options.cut != nullptr) {
+    ranges = options.cut->ranges;
+    return;
+  }
   if (options.cu_seqlens.present()) {
     if (options.lengths.present() || options.starts.present()) {
       Fail(op, options.lengths.present() ? "lengths" : "starts", "is given", "none beside cu_seqlens");

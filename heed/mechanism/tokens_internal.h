@@ -15,13 +15,24 @@ struct TokenRange {
   int64_t batch, begin, end;
 };
 
+// The sequences of a call that computes some segments of another one: it leaves all other tokens as they are.
+struct CutSequences {
+  std::vector<TokenRange> ranges;
+  // Written by the call: the shapes of its states, empty ones for states that it does not have, and their dtype.
+  mutable std::vector<std::vector<int64_t>> state_shapes = {};
+  mutable DType state_dtype = DType::kF32;
+};
+
 // The options of a call that define its sequences.
 struct Sequences {
   template <class Options>
   Sequences(const Options& options)  // NOLINT: those of its options
-      : lengths(options.lengths), starts(options.starts), cu_seqlens(options.cu_seqlens) {}
+      : lengths(options.lengths), starts(options.starts), cu_seqlens(options.cu_seqlens) {
+    if constexpr (requires { options.cut; }) cut = options.cut;
+  }
 
   const ConstTensorView &lengths, &starts, &cu_seqlens;
+  const CutSequences* cut = nullptr;  // replaces the others
 };
 
 // Writes the sequences of a call to `ranges`, as tokens of its tensors, one of which is `t`: B is its first axis, T the

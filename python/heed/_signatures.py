@@ -25,7 +25,7 @@ CACHE_IN_A_GROUP = (_GROUP,)
 # Keywords of functions of arrays for processes; tensors have ATTENTION_IN_A_GROUP and STATES_IN_A_GROUP.
 ATTENTION_OF_ARRAYS = ("comm", "method", "order")
 STATES_OF_ARRAYS = ("comm", "relay", "segment")
-STATES_IN_A_GROUP = (_GROUP, ("relay", "bool", False), ("segment", "int", 4096))
+STATES_IN_A_GROUP = (_GROUP, ("relay", "bool", False), ("segment", "int | None", None))
 
 
 def on_tensors(annotation: Any, name: str = "") -> Any:

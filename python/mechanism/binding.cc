@@ -156,6 +156,7 @@ class Processes {
     if (!call.comm.is_valid()) return;
     communicator_.emplace(Argument{op, "comm", call.comm});
     call.group = &communicator_->group();
+    if (call.segment) call.sequence.segment = *call.segment;
   }
 
  private:

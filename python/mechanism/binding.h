@@ -100,6 +100,7 @@ struct Call {
   std::optional<double> scale;
   ConstTensorView lengths, starts, cu_seqlens;
   bool reverse = false;
+  std::optional<int64_t> segment;
   Settings settings;
   const distributed::Group* group = nullptr;  // of the processes that hold the sequence; null: this one
   distributed::SequenceOptions sequence;
@@ -211,6 +212,9 @@ class Adapter final : public Passes {
     options.cu_seqlens = call.cu_seqlens;
     if constexpr (requires { options.scale; }) options.scale = call.scale;
     if constexpr (requires { options.reverse; }) options.reverse = call.reverse;
+    if constexpr (requires { options.segment; }) {
+      if (call.group == nullptr) options.segment = call.segment.value_or(0);
+    }
     return options;
   }
 

@@ -156,8 +156,8 @@ constexpr Keyword kComm = {"comm", true, [](PythonCall& c, const Argument& a) {
                              c.comm = a.value;
                            }};
 constexpr Keyword kRelay = {"relay", false, [](PythonCall& c, const Argument& a) { c.sequence.relay = ToBool(a); }};
-constexpr Keyword kSegment = {"segment", false, [](PythonCall& c, const Argument& a) {
-                                c.sequence.segment = ToInt(a, 1, std::numeric_limits<int64_t>::max() / 2);
+constexpr Keyword kSegment = {"segment", true, [](PythonCall& c, const Argument& a) {
+                                c.segment = ToInt(a, 0, std::numeric_limits<int64_t>::max() / 2);
                               }};
 constexpr Keyword kOut = {"out", true, &ReadOut};
 constexpr Keyword kThreads = {"threads", true, [](PythonCall& c, const Argument& a) {
@@ -274,6 +274,7 @@ void Bound::ListKeywords() {
   step_keywords.insert(step_keywords.begin() + static_cast<std::ptrdiff_t>(state_place), kState);
 
   Append(torch_keywords, by_place, own, initial, of_tokens, kThreads);
+  if (has_state()) torch_keywords.push_back(kSegment);
   const Keyword d_o_of_torch = {"the gradient of o", false, &ReadGradientOfO};
   Append(torch_backward_keywords, d_o_of_torch, d_final, torch_keywords, gradients_of_inputs, gradients_of_states);
   Append(summary_keywords, torch_keywords, final, transitions);

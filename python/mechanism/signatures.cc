@@ -73,7 +73,7 @@ void Bound::WriteSignatures(nb::module_& m) {
   const std::string tokens =
       "lengths" + ints + "starts" + ints + "cu_seqlens" + ints + (has_direction ? "reverse: bool = False, " : "");
   const std::string group =
-      has_state() ? "comm: typing.Any | None = None, relay: bool = False, segment: int = 4096, " : "";
+      has_state() ? "comm: typing.Any | None = None, relay: bool = False, segment: int | None = None, " : "";
   const std::string initial = has_state() ? "initial_state: " + state_type + " | None = None, " : "";
   const std::string d_state = has_state() ? "dstate: " + state_type + " | None = None" : "";
   const std::string out = "out: OutArray | None = None, ", threads = "threads: int | None = None";

@@ -138,7 +138,9 @@ void Bound::WriteTexts(const std::string& gradients_type, const std::string& gra
         "on the last), the state is returned where return_state=True, gradients of arrays without tokens are "
         "this rank's part"},
        {"relay", "with comm: each rank waits for the states of the one before it"},
-       {"segment", "with comm: tokens after which states are composed"}});
+       {"segment",
+        "tokens of a segment, a multiple of 64: segments are summarised at once and computed at once, so that a head "
+        "occupies more threads; none by default; with comm any number, 4096 by default"}});
   std::vector<std::string> texts;
   for (const Parameter& tensor : tensors) {
     known.push_back({tensor.name.c_str(), TextOf(*this, tensor).data()});

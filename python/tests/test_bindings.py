@@ -55,11 +55,11 @@ def test_operators_take_what_the_description_says(name):
     schema = getattr(torch.ops.heed, name).default._schema
     states = [f"initial_{'state' if i == 0 else x[0]}" for i, x in enumerate(of["states"])]
     options = [*of["settings"], *["scale"] * of["scale"], *states, "lengths", "starts", "cu_seqlens",
-               *["reverse"] * of["direction"], "threads"]
+               *["reverse"] * of["direction"], "threads", *["segment"] * bool(of["states"])]
     assert [x.name for x in schema.arguments] == [*of["inputs"], *options]
     assert len(schema.returns) == 1 + len(states)
     keywords = inspect.signature(getattr(heed, name)).parameters
-    of_arrays = {"out", "return_state", "comm", "relay", "segment"}
+    of_arrays = {"out", "return_state", "comm", "relay"}
     assert {x.name for x in schema.arguments} - set(states[1:]) == set(keywords) - of_arrays
 
 

@@ -22,6 +22,7 @@ from heed.torch._functions import _bare_arguments, _without_gradient
 
 _TYPES = {bool: "bool", float: "float", str: "str", type(None): "str?", tuple: "float[]?"}
 _IN_A_GROUP = {name: default for name, _, default in _signatures.STATES_IN_A_GROUP}
+_SEGMENT_IN_A_GROUP = 4096
 
 
 def _default(value: Any) -> Any:
@@ -87,6 +88,7 @@ class _Mechanism:
         options |= dict.fromkeys(_sequence.NUMBERS, ("Tensor?", None))
         options |= {"reverse": ("bool", False)} if description["direction"] else {}
         options |= {"threads": ("int?", None)}
+        options |= {"segment": ("int", 0)} if self.states else {}
         more = [f"initial_{state.name}" for state in self.states[1:]]
         self.options = {key: value for key, (_, value) in options.items() if key not in more}
         self.defaults = (*(None for _ in self.inputs), *(_default(value) for _, value in options.values()))
@@ -240,8 +242,15 @@ class _Mechanism:
             return None
         given = {key: options.pop(key, value) for key, value in _IN_A_GROUP.items()}
         _dispatch.check_bools(self.name, relay=given["relay"])
-        _dispatch.check_int(self.name, "segment", given["segment"], 1)
-        return None if given["group"] is None else given
+        alone = given["group"] is None
+        if given["segment"] is None:
+            given["segment"] = 0 if alone else _SEGMENT_IN_A_GROUP
+        _dispatch.check_int(self.name, "segment", given["segment"], 0 if alone else 1)
+        if not alone:
+            return given
+        if given["segment"]:
+            options["segment"] = given["segment"]
+        return None
 
     def rest(self, options: dict[str, Any]) -> list[Any]:
         """All that an operator takes behind its tensors."""

@@ -25,8 +25,11 @@ from heed.torch import _group
 TEXT = """With group=, a ProcessGroup or a DeviceMesh of one dimension, each rank gives and receives its part of the
 tokens, in the order of ranks; lengths, starts and cu_seqlens are those of the whole. initial_state is that of rank 0
 (with reverse=True of the last rank); return_state=True returns the final state on the last rank and None on others,
-return_state="all" on every rank. States are composed at every `segment` tokens and at the borders of ranks; relay=True
-passes them from rank to rank instead. Gradients of tensors without tokens are this rank's part."""
+return_state="all" on every rank. States are composed at every `segment` tokens (4096 by default) and at the borders of
+ranks; relay=True passes them from rank to rank instead. Gradients of tensors without tokens are this rank's part.
+
+Without a group, segment=, a multiple of 64, computes segments of so many tokens at once, so that a head occupies more
+threads (docs/reproducibility.md)."""
 NUMBERS = ("lengths", "starts", "cu_seqlens")  # those of the whole sequence
 
 

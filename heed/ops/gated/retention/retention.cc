@@ -52,12 +52,14 @@ std::vector<double> LogDecays(int64_t heads) {
 }
 
 void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
+  HEED_IN_SEGMENTS(retention, Forward)
   Decays decays;
   recurrent::Passes::Forward("retention::Forward", ctx, DefinitionOf(options), Of::Of(WithDecays(in, decays)), options,
                              Of::Of(out));
 }
 
 void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {
+  HEED_IN_SEGMENTS(retention, Backward)
   Decays decays;
   recurrent::Passes::Backward("retention::Backward", ctx, DefinitionOf(options), Of::Of(WithDecays(in, decays)),
                               options, Of::Of(out));

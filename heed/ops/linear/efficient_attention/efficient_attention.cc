@@ -5,7 +5,7 @@
 namespace heed::efficient_attention {
 
 recurrent::Definition DefinitionOf(const Options&) {
-  return {.table = mechanism::TableOf(kTensors, mechanism::NoStates<mechanism::StateTensor>()),
+  return {.table = mechanism::TableOf(kTensors, kStates),
           .root_scale = true,
           .feature = recurrence::Feature::kSoftmax,
           .key_feature = recurrence::Feature::kSoftmaxOfTokens,

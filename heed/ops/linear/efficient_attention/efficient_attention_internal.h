@@ -20,6 +20,7 @@ inline constexpr Tensors<mechanism::Tensor> kTensors = {
                 .optional = true,
                 .keyword = true},
 };
+inline constexpr mechanism::NoStates<mechanism::StateTensor> kStates = {};
 
 recurrent::Definition DefinitionOf(const Options& options);
 

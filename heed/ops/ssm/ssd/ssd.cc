@@ -226,6 +226,7 @@ void PrepareTimeSteps(const char* op, Context& ctx, const Elements& e) {
 }  // namespace
 
 void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
+  HEED_IN_SEGMENTS(ssd, Forward)
   constexpr char kOp[] = "ssd::Forward";
   const os::ScopedFloatControl float_control;  // for constants and sums
   Plan plan = PlanOf(kOp, in, options, true);
@@ -241,6 +242,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
 }
 
 void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {
+  HEED_IN_SEGMENTS(ssd, Backward)
   constexpr char kOp[] = "ssd::Backward";
   const os::ScopedFloatControl float_control;  // for constants and sums
   Plan plan = PlanOf(kOp, in, options, true);
@@ -288,7 +290,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
   recurrent::Passes::Backward(kOp, ctx, With(backward), whole, options,
                               {{}, results.states, mechanism::Members(gradients)});
   FinishGradients(ctx, e);
-  if (IsOnDevice(in)) return;  // already zero for other tokens
+  if (IsOnDevice(in) || options.cut != nullptr) return;  // already zero for other tokens, or another call's
   for (const TensorView* t : {&out.x, &out.dt, &out.z}) {
     mechanism::ClearOthers(e.ranges, *t);
   }
