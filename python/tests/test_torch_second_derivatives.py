@@ -1,5 +1,8 @@
 # Second derivatives and forward mode of heed.torch's mechanisms: compositions against kernels, numerical checks.
 import itertools
+import os
+import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,6 +30,7 @@ SETTINGS = {
     "causal_conv1d": [{}, {"activation": "silu"}],
 }
 NAMES = sorted(mechanisms)
+RANDOM_CALLS = int(os.environ.get("HEED_TEST_CALLS", 10))
 
 
 def tensor(name, argument, shape):
@@ -221,7 +225,8 @@ def test_gradient_penalty_in_other_dtypes(dtype):
 
 @pytest.mark.parametrize("name, own", [
     ("linear_attention", {"feature_map": "identity", "normalize": False}), ("simple_gla", {}), ("gla", {}),
-    ("delta_rule", {}), ("kda", {})])
+    ("delta_rule", {}), ("kda", {}), ("gdn2", {}), ("delta_product", {}), ("linear_attention", {}), ("mlstm", {}),
+    ("rwkv6", {}), ("ssd", {})])
 def test_equations_of_recurrences_have_derivatives(name, own):
     """Third derivatives, and second ones inside transforms of torch.func."""
     arguments = call(name, False, {"T": 3, "H": 1, "HV": 1, "B": 1}, **own)
@@ -247,52 +252,177 @@ def test_equations_of_recurrences_have_derivatives(name, own):
 
 
 RECURRENCES = {
-    "linear_attention": [{"feature_map": "identity", "normalize": False}, {"normalize": False, "scale": -0.7}],
-    "retention": [{}], "simple_gla": [{"scale": 0.5}], "gla": [{}], "hgrn2": [{}], "delta_rule": [{}],
-    "gated_delta_rule": [{"scale": 0.5}], "kda": [{}], "selective_scan": [{}, {"delta_softplus": True}],
+    "linear_attention": [{"feature_map": "identity", "normalize": False}, {"normalize": False, "scale": -0.7},
+                         {"scale": 0.5}],
+    "based": [{}], "performer": [{"causal": True}], "retention": [{}], "simple_gla": [{"scale": 0.5}], "gla": [{}],
+    "hgrn2": [{}], "mlstm": [{}], "rwkv5": [{"scale": 0.5}], "rwkv6": [{}], "ssd": [{}, {"dt_softplus": True}],
+    "delta_rule": [{}], "gated_delta_rule": [{"scale": 0.5}], "kda": [{}], "gdn2": [{}], "comba": [{}],
+    "delta_product": [{}], "selective_scan": [{}, {"delta_softplus": True}],
 }
+
+
+def backward_pass(name, arguments, with_states):
+    """The arguments of a mechanism's backward operator, the places of those that depend on a call's tensors, and a
+    direction of each of these tensors."""
+    mechanism, values = mechanisms[name], list(arguments.values())
+    results = of_results(mechanism, mechanism.forward(*values))
+    incoming = [torch.randn_like(x) for x in (results if with_states else results[:1])]
+    incoming += [None] * (mechanism.num_incoming - len(incoming))
+    wanted = [values[i] is not None for i in mechanism.differentiable]
+    places = [mechanism.num_incoming + 1 + i for i, want in zip(mechanism.differentiable, wanted) if want]
+    variables = [i for i, x in enumerate(incoming) if x is not None] + places
+    everything = [*incoming, wanted, *values]
+    return everything, variables, [torch.randn_like(everything[i]) for i in places]
+
+
+def check_equations(name, title, everything, variables, directions, moves, needs, monkeypatch):
+    """The gradients of a backward pass by a recurrence's equations are those by the chain rule, with the directions at
+    some places alone (`moves`), and some gradients alone (`needs`)."""
+
+    def gradients(moving, needed):
+        flags = [i in needed for i in range(len(everything))]
+        along = [x if i in moving else None for i, x in enumerate(directions)]
+        found = _second_derivatives.of_gradients(mechanisms[name], flags, along, everything)
+        return {i: found.get(i) if found.get(i) is not None else torch.zeros_like(everything[i]) for i in needed}
+
+    with torch.no_grad():
+        for moving in moves:
+            with monkeypatch.context() as patch:
+                patch.setattr(_second_derivatives, "_ends_in_a_recurrence", lambda *_: False)
+                expected = gradients(moving, variables)
+            for needed in needs:
+                for i, x in gradients(moving, needed).items():
+                    torch.testing.assert_close(x, expected[i], atol=1e-10, rtol=1e-8,
+                                               msg=lambda text: f"{title} {moving} {needed}: {i}: {text}")
+
+
+def without_what_is_general(name, arguments, plain=False):
+    """A call whose composition ends in a recurrence."""
+    if name == "selective_scan":
+        state = arguments["A"].shape[1]
+        arguments |= {x: torch.randn(arguments["u"].shape[0], state, arguments["u"].shape[2], dtype=torch.float64)
+                      for x in "BC"}
+        arguments |= {"D": None, "z": None, "delta_bias": None} if plain else {}
+    elif name == "gla":
+        arguments["log_decay_v"] = None
+    assert _second_derivatives._ends_in_a_recurrence(mechanisms[name], arguments) or torch.is_grad_enabled()
+    return arguments
 
 
 @pytest.mark.parametrize("name", RECURRENCES)
 @pytest.mark.parametrize("options", [{}, {"lengths": [4, 0], "starts": [1, 0], "reverse": True}], ids=str)
 def test_equations_of_recurrences_are_those_of_compositions(name, options, monkeypatch):
-    """For every direction alone, every gradient alone, and some of each."""
-    mechanism = mechanisms[name]
-    count = mechanism.num_incoming
+    """For every direction alone, and every gradient alone."""
     for own, with_states in itertools.product(RECURRENCES[name], (False, True)):
         arguments = call(name, with_states, {"HV": 2, "H": 1 if options else 2}, **own, **options)
-        if name == "selective_scan":
-            arguments |= {x: torch.randn(2, 2, 5, dtype=torch.float64) for x in "BC"}
-            if not own:
-                arguments |= {"D": None, "z": None, "delta_bias": None}
-        elif name == "gla":
-            arguments["log_decay_v"] = None
-        values = list(arguments.values())
-        results = mechanism.forward(*values)
-        incoming = [torch.randn_like(x) for x in of_results(mechanism, results)]
-        incoming = incoming if with_states else incoming[:1]
-        incoming += [None] * (count - len(incoming))
-        places = [i for i in mechanism.differentiable if values[i] is not None]
-        wanted = [values[i] is not None for i in mechanism.differentiable]
-        variables = [i for i, x in enumerate(incoming) if x is not None] + [count + 1 + i for i in places]
-        directions = [torch.randn_like(values[i]) for i in places]
-        everything = [*incoming, wanted, *values]
+        everything, variables, directions = backward_pass(
+            name, without_what_is_general(name, arguments, plain=not own), with_states)
+        count = len(directions)
+        title, given = f"{own} {with_states}", (everything, variables, directions)
+        check_equations(name, title, *given, [{i} for i in range(count)], [variables], monkeypatch)
+        check_equations(name, title, *given, [set(range(count)), {0, count - 1}], [[i] for i in variables], monkeypatch)
 
-        def gradients(moving, needed):
-            flags = [i in needed for i in range(len(everything))]
-            found = _second_derivatives.of_gradients(
-                mechanism, flags, [x if i in moving else None for i, x in enumerate(directions)], everything)
-            return {i: found.get(i) if found.get(i) is not None else torch.zeros_like(everything[i]) for i in needed}
 
-        moves = [{i} for i in range(len(places))] + [set(range(len(places))), {0, len(places) - 1}]
-        needs = [[i] for i in variables] + [variables]
-        with torch.no_grad():
-            assert _second_derivatives._ends_in_a_recurrence(mechanism, arguments)
-            for moving, needed in itertools.product(moves, needs):
-                found = gradients(moving, needed)
-                with monkeypatch.context() as patch:
-                    patch.setattr(_second_derivatives, "_ends_in_a_recurrence", lambda *_: False)
-                    expected = gradients(moving, needed)
-                for i in needed:
-                    torch.testing.assert_close(found[i], expected[i], atol=1e-10, rtol=1e-8,
-                                               msg=f"{own} {with_states} {moving} {needed}: {i}")
+def test_equations_of_random_options(monkeypatch):
+    """With gates that decay strongly and weakly."""
+    for seed in range(RANDOM_CALLS):
+        draw = random.Random(seed)
+        name = draw.choice(sorted(RECURRENCES))
+        sizes = {axis: draw.randint(1, 4) for axis in ("K", "V", "R", "N", "P", "D", "n")} | {
+            "T": draw.randint(1, 9), "B": draw.randint(1, 3), "H": draw.choice((1, 2)), "G": 1, "HV": 2}
+        tokens, batch = sizes["T"], sizes["B"]
+        options = dict(draw.choice(RECURRENCES[name])) | {"reverse": draw.random() < 0.3}
+        how = draw.choice(("whole", "lengths", "packed"))
+        if how == "lengths":
+            starts = [draw.randint(0, tokens) for _ in range(batch)]
+            options |= {"starts": starts, "lengths": [draw.randint(x, tokens) for x in starts]}
+        elif how == "packed":
+            options["cu_seqlens"] = [0, *sorted(draw.randint(0, tokens) for _ in range(draw.randint(0, 2))), tokens]
+        with_states = draw.random() < 0.5
+        arguments = call(name, with_states, sizes, **options)
+        for gate in ("log_decay", "A"):
+            if arguments.get(gate) is not None:
+                arguments[gate] = arguments[gate] * draw.choice((0.01, 1, 10))
+        everything, variables, directions = backward_pass(name, without_what_is_general(name, arguments), with_states)
+        count = len(directions)
+        moving = set(draw.sample(range(count), draw.randint(1, count)))
+        needed = draw.sample(variables, draw.randint(1, len(variables)))
+        check_equations(name, f"{seed}: {name} {sizes} {options}", everything, variables, directions, [moving],
+                        [needed], monkeypatch)
+
+
+def by_token(name, T, x, phi):
+    """o of a call with scale 1, token by token, as the READMEs have it."""
+
+    def read(S, key):
+        return torch.einsum("bhkv,bhk->bhv", S, key)
+
+    def write(key, value):
+        return torch.einsum("bhk,bhv->bhkv", key, value)
+
+    S, z, found = 0 * write(*(x["B"][:, 0], x["x"][:, 0]) if name == "ssd" else (x["k"][:, 0], x["v"][:, 0])), 0, []
+    for t in range(T):
+        at = SimpleNamespace(**{key: y[:, t] if key not in ("u", "A", "D") else y for key, y in x.items()})
+        decay = torch.exp(at.log_decay[..., None] if at.log_decay.dim() == 3 else at.log_decay[..., None, None]) if (
+            "log_decay" in x) else 1
+        if name == "linear_attention":
+            S, z = S + write(phi(at.k), at.v), z + phi(at.k)
+            o = read(S, phi(at.q)) / ((phi(at.q) * z).sum(-1, keepdim=True) + 1e-6)
+        elif name == "mlstm":
+            keep, take = torch.sigmoid(at.f)[..., None], torch.exp(at.i)[..., None]
+            S, z = keep[..., None] * S + write(take * at.k, at.v), keep * z + take * at.k
+            o = read(S, at.q) / (at.q * z).sum(-1, keepdim=True).abs().clamp(min=1)
+        elif name == "rwkv6":
+            o = read(S + write(at.u * at.k, at.v), at.r)
+            S = decay * S + write(at.k, at.v)
+        elif name == "ssd":
+            S = torch.exp(at.dt * at.A)[..., None, None] * S + write(at.dt[..., None] * at.B, at.x)
+            o = (read(S, at.C) + at.D.reshape(len(at.D), -1) * at.x) * torch.nn.functional.silu(at.z)
+        elif name == "rwkv7":
+            S = decay * S + write(at.b, read(S, at.a)) + write(at.k, at.v)
+            o = read(S, at.r)
+        else:
+            S = decay * S
+            if name == "gdn2":
+                S = S + write(at.k, at.write * at.v - read(S, at.erase * at.k))
+            else:
+                S = S + write(at.k, at.beta[..., None] * (at.v - read(S, at.p if name == "comba" else at.k)))
+            o = read(S, at.q)
+        found.append(o)
+    return torch.stack(found, 1)
+
+
+@pytest.mark.parametrize("name", ["linear_attention", "mlstm", "rwkv6", "ssd", "delta_rule", "gated_delta_rule", "kda",
+                                  "comba", "gdn2", "rwkv7"])
+@pytest.mark.parametrize("gate", [0.01, 5.0])
+def test_second_derivatives_are_those_of_definitions(name, gate):
+    """The derivative in a direction of the gradient of a loop over tokens, whose gates decay weakly and strongly."""
+    T = 6
+    arguments = call(name, sizes={"T": T, "H": 2, "HV": 2, "B": 1, "G": 2})
+    if name == "mlstm":
+        arguments |= {"eps": 0.0, "f": (1 if gate < 1 else -1) * (arguments["f"].abs() + 4)}
+    arguments |= {key: -gate * torch.rand_like(arguments[key]) for key in ("log_decay", "A")
+                  if arguments.get(key) is not None}
+    arguments |= {"dt_bias": None} if name == "ssd" else {}
+    names = [x for x in mechanisms[name].inputs if arguments[x] is not None]
+    tensors = [arguments[x].requires_grad_() for x in names]
+    options = {"scale": 1.0} | ({"eps": 0.0} if name == "mlstm" else {})
+
+    def heed_function(*tensors):
+        given = dict(zip(names, tensors))
+        count = mechanisms[name].positional
+        return mechanisms[name].call([given.pop(x) for x in mechanisms[name].inputs[:count]], given | options)
+
+    def loop(*tensors):
+        return by_token(name, T, dict(zip(names, tensors)), lambda x: torch.nn.functional.elu(x) + 1)
+
+    o = heed_function(*tensors)
+    torch.testing.assert_close(o, loop(*tensors), rtol=1e-9, atol=1e-11)
+    do, directions = torch.randn_like(o).requires_grad_(), tuple(torch.randn_like(x) for x in tensors)
+    gradients = torch.autograd.grad(o, tensors, do, create_graph=True)
+    of_do, *found = torch.autograd.grad(gradients, [do, *tensors], directions)
+    tensors, do = tuple(x.detach() for x in tensors), do.detach()
+    torch.testing.assert_close(of_do, torch.func.jvp(loop, tensors, directions)[1], rtol=1e-8, atol=1e-10)
+    gradient = torch.func.grad(lambda *tensors: (do * loop(*tensors)).sum(), argnums=tuple(range(len(tensors))))
+    for x, y in zip(found, torch.func.jvp(gradient, tensors, directions)[1], strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-8, atol=1e-9)

@@ -13,7 +13,7 @@ last step is a recurrence returns this step instead of its results (`Recurrence`
 and hgrn express, delta rules and selective scans: a second derivative uses their own kernels.
 
 A composition takes its tensors with the tokens of each sequence in the order of processing, [S, T, ...] with the first
-token at 0 and zeros behind the last (`Sequences`), the initial states, None where they are absent, and the settings. It
+token at 0 and zeros behind the last (`_scans.py`), the initial states, None where they are absent, and the settings. It
 returns o and the final states, unless it ends in a recurrence.
 """
 
@@ -21,159 +21,13 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_ops = torch.ops.heed
-
-
-class Sequences:
-    """The places of the tokens of each sequence of a call."""
-
-    def __init__(self, batch: int, tokens: int, lengths: Any, starts: Any, cu_seqlens: Any, reverse: bool, device: Any):
-        self.batch, self.tokens, self.reverse = batch, tokens, reverse
-        self.lengths = self.index = None
-        self.columns = torch.arange(tokens, device=device).expand(batch, tokens)  # of linformer's projections
-        if tokens > 0 and lengths is None and starts is None and cu_seqlens is None:
-            return
-        if cu_seqlens is not None:
-            bounds = cu_seqlens.to(device, torch.int64)
-            begin, end, row = bounds[:-1], bounds[1:], torch.zeros_like(bounds[:-1])
-        else:
-            row = torch.arange(batch, device=device)
-            begin = torch.zeros_like(row) if starts is None else starts.to(device, torch.int64)
-            end = torch.full_like(row, tokens) if lengths is None else lengths.to(device, torch.int64)
-        self.lengths = (end - begin).clamp(min=0)
-        most = max(int(self.lengths.max()) if len(row) else 0, 1)
-        at = torch.arange(most, device=device)
-        token = (end - 1)[:, None] - at if reverse else begin[:, None] + at
-        valid = at < self.lengths[:, None]
-        self.columns = torch.where(valid, token - (begin[:, None] if cu_seqlens is not None else 0), -1)
-        nowhere, places = batch * tokens, len(row) * most  # an index behind the last of all tokens, and of all places
-        self.index = torch.where(valid, row[:, None] * tokens + token, nowhere).flatten()
-        self.inverse = torch.full((nowhere + 1,), places, device=device)
-        self.inverse[self.index] = torch.where(valid.flatten(), torch.arange(places, device=device), places)
-        self.inverse = self.inverse[:-1]
-        self.shape = (len(row), most)
-
-    @staticmethod
-    def _rows(x: Tensor, index: Tensor) -> Tensor:
-        """Rows of x; zeros for the index behind its last."""
-        return torch.cat([x.flatten(0, 1), x.new_zeros(1, *x.shape[2:])]).index_select(0, index)
-
-    def gather(self, x: Tensor) -> Tensor:
-        """[B, T, ...] in the order of processing."""
-        if self.index is None:
-            return x.flip(1) if self.reverse else x
-        return self._rows(x, self.index).unflatten(0, self.shape)
-
-    def scatter(self, x: Tensor) -> Tensor:
-        """The inverse of `gather`; zeros for tokens of no sequence."""
-        if self.index is None:
-            return x.flip(1) if self.reverse else x
-        return self._rows(x, self.inverse).unflatten(0, (self.batch, self.tokens))
-
-
-class Recurrence(NamedTuple):
-    """The last step of a composition, whose results are those of this method of Scan, with a scaled query."""
-
-    kind: str
-    tensors: tuple[Any, ...]
-    scale: float = 1.0
-
-
-class Scan:
-    """The three recurrences over tokens in the order of processing, or `reverse` to it."""
-
-    def __init__(self, lengths: Tensor | None, threads: Any, reverse: bool = False):
-        self.lengths, self.threads, self.reverse = lengths, threads, reverse
-
-    def reversed(self) -> Scan:
-        return Scan(self.lengths, self.threads, not self.reverse)
-
-    def rest(self) -> tuple[Any, ...]:
-        return self.lengths, None, None, self.reverse, self.threads
-
-    def gla(self, q: Tensor, k: Tensor, v: Tensor, g: Any, h: Any = None, S: Any = None,
-            scale: float = 1.0) -> tuple[Tensor, Tensor]:
-        """`g` has a log decay per channel, or one per head, or is None."""
-        q, k, v = (x.contiguous() for x in (q, k, v))
-        if g is None:
-            return _ops.linear_attention.default(q, k, v, "identity", True, False, 0.0, scale, S, None,
-                                                 *self.rest())[:2]
-        if g.dim() == 3:
-            return _ops.simple_gla.default(q, k, v, g, scale, S, *self.rest())
-        return _ops.gla.default(q, k, v, g, h, scale, S, *self.rest())
-
-    def rwkv7(self, r: Tensor, g: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, S: Any) -> tuple[Tensor, Tensor]:
-        r, k, v, a, b = (x.contiguous() for x in (r, k, v, a, b))
-        return _ops.rwkv7.default(r, g, k, v, a, b, 1.0, S, *self.rest())
-
-    def delta(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Any, S: Any) -> tuple[Tensor, Tensor]:
-        """S~ = diag(exp(g)) S; S += k beta (v - S~^T k)^T, with `g` as for gla."""
-        r, w = beta[..., None] * k, beta[..., None] * v
-        return self.erasing(q, k, w, r, None if g is None else at_most_0(g), S)
-
-    def erasing(self, q: Tensor, k: Tensor, w: Tensor, r: Tensor, g: Any, S: Any) -> tuple[Tensor, Tensor]:
-        """S~ = diag(exp(g)) S; S += k (w - S~^T r)^T."""
-        g = torch.zeros_like(k) if g is None else g if g.dim() == 4 else g[..., None].expand(k.shape)
-        return self.rwkv7(q, g, k, w, torch.exp(g) * r, -k, S)
-
-    def hgrn(self, x: Tensor, g: Tensor, h: Any) -> tuple[Tensor, Tensor]:
-        return _ops.hgrn.default(x.contiguous(), g.contiguous(), h, *self.rest())
-
-    def selective(self, u: Tensor, s: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Any, skip: Any,
-                  z: Any) -> tuple[Tensor, Tensor]:
-        """h = exp(s A) h + s u B; o = silu(z) (<C, h> + skip u), by hgrn with a channel per state."""
-
-        def weights(x: Tensor) -> Tensor:  # of each channel: [S, T, D, N] or what it is expanded from
-            return x if x.dim() == 2 else x[:, :, None] if x.dim() == 3 else x.repeat_interleave(D // x.shape[2], 2)
-
-        D = s.shape[2]
-        g = at_most_0(s[..., None] * A)
-        x = (s * u)[..., None] * weights(B)
-        states, final = self.hgrn(x.flatten(2), g.flatten(2), None if h is None else h.flatten(1))
-        y = (states.unflatten(2, g.shape[2:]) * weights(C)).sum(-1)
-        y = y if skip is None else y + skip * u
-        return (y if z is None else y * F.silu(z)) * self.is_valid(y), final.unflatten(1, g.shape[2:])
-
-    def is_valid(self, x: Tensor) -> Tensor:
-        """1 for tokens of sequences, 0 behind them, to be multiplied with [S, T, ...]."""
-        at = torch.arange(x.shape[1], device=x.device)
-        valid = x.new_ones(1, len(at)) if self.lengths is None else (at < self.lengths[:, None]).to(x.dtype)
-        return valid[(..., *[None] * (x.dim() - 2))]
-
-    def next(self, x: Tensor) -> Tensor:
-        """x of the token after each; zeros for the last."""
-        later = torch.cat([x[:, 1:], torch.zeros_like(x[:, :1])], 1)
-        if self.lengths is None:
-            return later
-        at = torch.arange(x.shape[1] - 1, -1, -1, device=x.device).flip(0)
-        inside = (at < self.lengths[:, None] - 1)[(..., *[None] * (x.dim() - 2))]
-        return torch.where(inside, later, 0)
-
-    def previous(self, x: Tensor, first: Tensor) -> Tensor:
-        """x of the token before each, and `first` for the first."""
-        return torch.cat([first[:, None], x[:, :-1]], 1)
-
-    def first(self, x: Tensor) -> Tensor:
-        """x of the first token of each sequence; zeros where it has none."""
-        if self.lengths is None:
-            return x[:, 0]
-        return torch.where((self.lengths > 0)[(..., *[None] * (x.dim() - 2))], x[:, 0], 0)
-
-
-def at_most_0(g: Tensor) -> Tensor:
-    """A positive log decay counts as 0; its derivative is that of the exponential."""
-    return g - g.detach().clamp(min=0)
-
-
-def read_key(S: Any, key: Tensor) -> Tensor:
-    """S^T key, of one token: [S, H, V]."""
-    return torch.einsum("shkv,shk->shv", S, key)
+from heed.torch._scans import Recurrence, at_last, at_most_0
 
 
 def _heads(x: Tensor, like: Tensor) -> Tensor:
@@ -208,28 +62,26 @@ def _hgrn2(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> Recurrence:
     return Recurrence("gla", (_heads(t.q, t.i), -torch.expm1(g), t.i, g, None, S), _scale(o, g.shape[-1]))
 
 
-def _rwkv56(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
-    r, k = _heads(t.r, t.v) * (1 if o.scale is None else o.scale), _heads(t.k, t.v)
-    read, final = o.scan.gla(o.scan.next(r), k, t.v, _channels(t.log_decay, k), None, S)
-    before = torch.zeros_like(t.v[:, 0]) if S is None else read_key(S, r[:, 0])
-    return o.scan.previous(read, before) + (r * t.u * k).sum(-1, keepdim=True) * t.v, final
+def _rwkv56(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> Recurrence:
+    r, k = _heads(t.r, t.v), _heads(t.k, t.v)
+    return Recurrence("before", (r, k, t.v, _channels(t.log_decay, k), None, t.u, S), 1 if o.scale is None else o.scale)
 
 
-def _sums(q: Tensor, k: Tensor, v: Tensor, states: Any, o: SimpleNamespace, causal: bool) -> tuple[Tensor, ...]:
-    """The sums of k v^T and of k that q reads, and the final ones."""
-    v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
-    S, z = states
-    S = None if S is None else torch.cat([S, (torch.zeros_like(S[..., 0]) if z is None else z)[..., None]], -1)
-    if causal:
-        read, S = o.scan.gla(q, k, v, None, None, S)
-        return read[..., :-1], read[..., -1:], S[..., :-1], S[..., -1]
-    S = torch.einsum("sthk,sthv->shkv", k * o.scan.is_valid(k), v)
-    read = torch.einsum("sthk,shkv->sthv", q, S) * o.scan.is_valid(q)
-    return read[..., :-1], read[..., -1:], S[..., :-1], S[..., -1]
+def _sums_of_all(q: Tensor, k: Tensor, v: Tensor, o: SimpleNamespace) -> tuple[Tensor, Tensor]:
+    """q is multiplied with the sums over all tokens of k v^T and of k."""
+    v, valid = torch.cat([v, torch.ones_like(v[..., :1])], -1), o.scan.is_valid(k)
+    read = torch.einsum("sthk,shkv->sthv", q, torch.einsum("sthk,sthv->shkv", k * valid, v)) * valid
+    return read[..., :-1], read[..., -1:]
+
+
+def _elu1(x: Tensor) -> Tensor:
+    """x + 1 above 0 and exp(x) below it, without torch.where, which takes five times as long as its neighbours."""
+    above = torch.relu(x)
+    return above + torch.exp(x - above)
 
 
 _FEATURES = {
-    "elu1": lambda x: torch.where(x > 0, x + 1, torch.exp(x.clamp(max=0))),
+    "elu1": _elu1,
     "relu": torch.relu,
     "relu_sq": lambda x: torch.relu(x) ** 2,
     "exp": lambda x: torch.exp(x.clamp(max=80)),
@@ -241,14 +93,20 @@ _FEATURES = {
 def _linear_attention(t: SimpleNamespace, S: Any, z: Any, o: SimpleNamespace) -> Any:
     phi = _FEATURES[o.feature_map]
     q, k, scale = _heads(phi(t.q), t.v), _heads(phi(t.k), t.v), 1 if o.scale is None else o.scale
-    if o.causal and not o.normalize and z is None:
-        return Recurrence("gla", (q, k, t.v, None, None, S), scale)
-    q = q * scale
-    sums, product, S, z = _sums(q, k, t.v, (S, z), o, o.causal)
-    return sums / (product + o.eps) * o.scan.is_valid(sums) if o.normalize else sums, S, z
+    if o.causal:
+        return _normalised(q, k, t.v, S, z, scale, o)
+    sums, product = _sums_of_all(scale * q, k, t.v, o)
+    return (sums / (product + o.eps) * o.scan.is_valid(sums) if o.normalize else sums,)
 
 
-def _based(t: SimpleNamespace, S: Any, z: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
+def _normalised(q: Tensor, k: Tensor, v: Tensor, S: Any, z: Any, scale: float, o: SimpleNamespace) -> Recurrence:
+    """Sums of k v^T, which with `normalize` are divided by those of k."""
+    if not o.normalize:
+        return Recurrence("gla", (q, k, v, None, None, S), scale)
+    return Recurrence("gla", (q, k, v, None, None, S, z), scale, below=lambda read: scale * read + o.eps)
+
+
+def _based(t: SimpleNamespace, S: Any, z: Any, o: SimpleNamespace) -> Recurrence:
     scale = _scale(o, t.q.shape[-1])
     first, second = torch.triu_indices(t.q.shape[-1], t.q.shape[-1], 1, device=t.q.device)
 
@@ -256,11 +114,10 @@ def _based(t: SimpleNamespace, S: Any, z: Any, o: SimpleNamespace) -> tuple[Tens
         products = scale * x[..., first] * x[..., second]
         return torch.cat([torch.ones_like(x[..., :1]), scale**0.5 * x, scale * x**2 / 2**0.5, products], -1)
 
-    sums, product, S, z = _sums(_heads(phi(t.q), t.v), _heads(phi(t.k), t.v), t.v, (S, z), o, True)
-    return sums / (product + o.eps) * o.scan.is_valid(sums) if o.normalize else sums, S, z
+    return _normalised(_heads(phi(t.q), t.v), _heads(phi(t.k), t.v), t.v, S, z, 1, o)
 
 
-def _performer(t: SimpleNamespace, S: Any, z: Any, m: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
+def _performer(t: SimpleNamespace, S: Any, z: Any, m: Any, o: SimpleNamespace) -> Any:
     scale, causal, M = _scale(o, t.q.shape[-1]), o.causal, t.projection.shape[0]
     y_q, y_k = math.copysign(abs(scale) ** 0.5, scale) * t.q, abs(scale) ** 0.5 * t.k
     q, k = (_heads(y @ t.projection.mT, t.v) for y in (y_q, y_k))
@@ -278,13 +135,18 @@ def _performer(t: SimpleNamespace, S: Any, z: Any, m: Any, o: SimpleNamespace) -
         if S is not None:
             before = torch.exp(m - shift)
             S, z = S * before[..., None, None], z * before[..., None]
-    sums, product, S, z = _sums(q, k, t.v, (S, z), o, causal)
-    below = product.clamp(min=torch.finfo(product.dtype).tiny)
-    return torch.where(o.scan.is_valid(sums) > 0, sums / below, 0), S, z, final
+    if causal:
+        return Recurrence("gla", (q, k, t.v, None, None, S, z), below=_positive, maximum=(final,))
+    sums, product = _sums_of_all(q, k, t.v, o)
+    return (torch.where(o.scan.is_valid(sums) > 0, sums / _positive(product), 0),)
 
 
-def _mlstm(t: SimpleNamespace, S: Any, z: Any, m: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
-    q, k = _heads(t.q, t.v) * _scale(o, t.q.shape[-1]), _heads(t.k, t.v)
+def _positive(x: Tensor) -> Tensor:
+    return x.clamp(min=torch.finfo(x.dtype).tiny)
+
+
+def _mlstm(t: SimpleNamespace, S: Any, z: Any, m: Any, o: SimpleNamespace) -> Recurrence:
+    q, k, scale = _heads(t.q, t.v), _heads(t.k, t.v), _scale(o, t.q.shape[-1])
     g = F.logsigmoid(t.f)
     valid = o.scan.is_valid(g)
     before = torch.zeros_like(g[:, 0]) if m is None else m.detach()
@@ -295,13 +157,10 @@ def _mlstm(t: SimpleNamespace, S: Any, z: Any, m: Any, o: SimpleNamespace) -> tu
     k = k * torch.exp(t.i - largest[:, None])[..., None]
     into = torch.exp(before - largest)
     S, z = (None, None) if S is None else (S * into[..., None, None], z * into[..., None])
-    v = torch.cat([t.v, torch.ones_like(t.v[..., :1])], -1)
-    S = None if S is None else torch.cat([S, z[..., None]], -1)
-    read, S = o.scan.gla(q, k, v, _channels(g, k), None, S)
-    floor = torch.exp(-largest)[:, None, :, None]
-    below = torch.maximum(read[..., -1:].abs(), floor) + (o.eps * torch.exp(m_t - largest[:, None]))[..., None]
-    S = S * torch.exp(largest - final)[..., None, None]
-    return read[..., :-1] / below * o.scan.is_valid(read), S[..., :-1], S[..., -1], final
+    floor, out = torch.exp(-largest)[:, None, :, None], torch.exp(largest - final)[..., None, None]
+    eps = (o.eps * torch.exp(m_t - largest[:, None]))[..., None]
+    return Recurrence("gla", (q, k, t.v, _channels(g, k), None, S, z), scale, final=lambda S: S * out, maximum=(final,),
+                      below=lambda read: torch.maximum((scale * read).abs(), floor) + eps)
 
 
 def _rwkv4(t: SimpleNamespace, num: Any, den: Any, most: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
@@ -327,32 +186,27 @@ def _rwkv4(t: SimpleNamespace, num: Any, den: Any, most: Any, o: SimpleNamespace
 # --- delta rules ------------------------------------------------------------------------------------------------------
 
 
-def _delta(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> Any:
+def _delta(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> Recurrence:
     q, k = _heads(t.q, t.v), _heads(t.k, t.v)
     g = None if getattr(t, "log_decay", None) is None else _channels(t.log_decay, k)
-    return Recurrence("delta", (q, k, t.v, t.beta, g, S), _scale(o, k.shape[-1]))
+    p = _heads(t.p, t.v) if hasattr(t, "p") else None
+    return Recurrence("delta", (q, k, p, t.v, t.beta, g, S), _scale(o, k.shape[-1]))
 
 
-def _erasing(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
-    """S~ = diag(exp(g)) S; S += k (w - S~^T r)^T, with r of a key of its own or with factors per channel."""
-    q, k = _heads(t.q, t.v) * _scale(o, t.q.shape[-1]), _heads(t.k, t.v)
-    if hasattr(t, "erase"):
-        r, w = t.erase * k, t.write * t.v
-    else:
-        r, w = t.beta[..., None] * _heads(t.p, t.v), t.beta[..., None] * t.v
-    return o.scan.erasing(q, k, w, r, _channels(at_most_0(t.log_decay), k), S)
+def _gdn2(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> Recurrence:
+    q, k = _heads(t.q, t.v), _heads(t.k, t.v)
+    g = _channels(t.log_decay, k)
+    return Recurrence("delta", (q, k, t.erase * k, t.write * t.v, None, g, S), _scale(o, k.shape[-1]))
 
 
-def _delta_product(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
+def _delta_product(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> Recurrence:
     """Each of a token's n writes is a token of a delta rule, the first with the decay, the last with the query."""
     n = t.k.shape[2]
     k, v = t.k.flatten(1, 2), t.v.flatten(1, 2)
-    q = F.pad(t.q[:, :, None], (0, 0, 0, 0, n - 1, 0)).flatten(1, 2)
     g = None if t.log_decay is None else F.pad(t.log_decay[:, :, None], (0, 0, 0, n - 1)).flatten(1, 2)
-    scan = Scan(None if o.scan.lengths is None else n * o.scan.lengths, o.scan.threads)
-    q, k = _heads(q, v) * _scale(o, q.shape[-1]), _heads(k, v)
-    read, S = scan.delta(q, k, v, t.beta.flatten(1, 2), g if g is None else _channels(g, k), S)
-    return read[:, n - 1::n], S
+    q, k = _heads(at_last(t.q, n), v), _heads(k, v)
+    g = g if g is None else _channels(g, k)
+    return Recurrence("delta", (q, k, None, v, t.beta.flatten(1, 2), g, S), _scale(o, q.shape[-1]), steps=n)
 
 
 def _rwkv7(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
@@ -409,16 +263,17 @@ def _selective_scan(t: SimpleNamespace, h: Any, o: SimpleNamespace) -> Any:
     return Recurrence("selective", (t.u, s, t.A, t.B, t.C, h, t.D, t.z))
 
 
-def _ssd(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
+def _ssd(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> Recurrence:
     dt = t.dt if t.dt_bias is None else t.dt + t.dt_bias
     dt = F.softplus(dt) if o.dt_softplus else dt
     low, high = (0.0, math.inf) if o.dt_limit is None else o.dt_limit
     dt = dt.clamp(low, high)
-    k, q = _heads(t.B, t.x), _heads(t.C, t.x) * (1 if o.scale is None else o.scale)
-    y, S = o.scan.gla(q, k, dt[..., None] * t.x, _channels(dt * t.A, k), None, None if S is None else S.mT)
-    if t.D is not None:
-        y = y + (t.D if t.D.dim() == 2 else t.D[:, None]) * t.x
-    return (y if t.z is None else y * F.silu(t.z)) * o.scan.is_valid(y), S.mT
+    k, q = _heads(t.B, t.x), _heads(t.C, t.x)
+    gate = None if t.z is None else F.silu(t.z)
+    own = None if t.D is None else (t.D if t.D.dim() == 2 else t.D[:, None]) * t.x
+    own = own if own is None or gate is None else gate * own
+    tensors = (q, k, dt[..., None] * t.x, _channels(dt * t.A, k), None, None if S is None else S.mT)
+    return Recurrence("gla", tensors, 1 if o.scale is None else o.scale, gate, own, final=lambda S: S.mT)
 
 
 def _taps(x: Tensor, weight: Tensor, state: Any, o: SimpleNamespace) -> tuple[Tensor, Tensor]:
@@ -544,7 +399,7 @@ COMPOSITIONS = {
     "linear_attention": _linear_attention, "based": _based, "performer": _performer, "linformer": _linformer,
     "efficient_attention": _efficient_attention, "retention": _decayed, "lightning": _decayed, "simple_gla": _decayed,
     "gla": _decayed, "hgrn2": _hgrn2, "mlstm": _mlstm, "rwkv4": _rwkv4, "rwkv5": _rwkv56, "rwkv6": _rwkv56,
-    "rg_lru": _rg_lru, "hgrn": _hgrn, "delta_rule": _delta, "gated_delta_rule": _delta, "kda": _delta, "gdn2": _erasing,
-    "comba": _erasing, "delta_product": _delta_product, "rwkv7": _rwkv7, "causal_conv1d": _causal_conv1d, "ssd": _ssd,
+    "rg_lru": _rg_lru, "hgrn": _hgrn, "delta_rule": _delta, "gated_delta_rule": _delta, "kda": _delta, "gdn2": _gdn2,
+    "comba": _delta, "delta_product": _delta_product, "rwkv7": _rwkv7, "causal_conv1d": _causal_conv1d, "ssd": _ssd,
     "selective_scan": _selective_scan, "long_convolution": _long_convolution, "s4d": _s4d, "h3": _h3,
 }

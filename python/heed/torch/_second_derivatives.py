@@ -2,10 +2,10 @@
 """Second derivatives of mechanisms.
 
 A mechanism's backward operator is, for PyTorch, one more function. `of_gradients` gives its derivatives in reverse
-mode. Where a mechanism's composition (`_compositions.py`) ends in a recurrence that has equations for this
-(`_recurrences.py`), they are used; otherwise it differentiates in reverse what forward mode computes along the
-composition. `Gradients` gives them in forward mode: the same gradients are written as a composition, by the chain rule,
-and those of the recurrences that compositions consist of by their equations.
+mode. Where a mechanism's composition (`_compositions.py`) ends in a recurrence that has equations for this (`TWICE`),
+they are used; otherwise it differentiates in reverse what forward mode computes along the composition. `Gradients`
+gives them in forward mode: the same gradients are written as a composition, by the chain rule, and those of the
+recurrences that compositions consist of by their equations.
 
 Memory is linear in the number of tokens. In forward mode a call is its composition, and the recurrences have equations
 of their own for it.
@@ -22,10 +22,18 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from heed import Unsupported
-from heed.torch._compositions import COMPOSITIONS, Recurrence, Scan, Sequences, at_most_0
+from heed.torch import _delta_derivatives, _gla_derivatives, _selective_derivatives
+from heed.torch._compositions import COMPOSITIONS
 from heed.torch._dispatch import in_forward_mode, is_plain_memory
-from heed.torch._recurrences import ALONG, GRADIENTS, TENSORS, TWICE
+from heed.torch._recurrences import ALONG, GRADIENTS, TENSORS
+from heed.torch._scans import Recurrence, Scan, Sequences, at_last, at_most_0
 
+# By the method of Scan: a function of what arrives at o' and at S_T', of the recurrence's tensors, their tangents, and
+# which gradients are needed, that returns o' and S_T', the gradients of the tensors and those of the tangents, None for
+# zeros and what is not needed.
+TWICE = {"gla": _gla_derivatives.gla_twice, "before": _gla_derivatives.before_twice,
+         "normalised": _gla_derivatives.normalised_twice, "delta": _delta_derivatives.twice,
+         "selective": _selective_derivatives.twice}
 _LISTS = ("lengths", "starts", "cu_seqlens")
 
 
@@ -97,10 +105,7 @@ def _composed(mechanism: Any, call: dict[str, Any]) -> tuple[Any, ...]:
     """o and the final states of a call, None for states that it does not have."""
     layout = _Layout(mechanism, call)
     results = layout.compose(call)
-    if isinstance(results, Recurrence):
-        q, *others = results.tensors
-        results = getattr(layout.scan, results.kind)(q if results.scale == 1 else q * results.scale, *others)
-    o, *final = results
+    o, *final = results.results(layout.scan) if isinstance(results, Recurrence) else results
     final += [None] * (len(mechanism.states) - len(final))
     existing = {} if mechanism.always else {name: call[name] for name in mechanism.settings}
     return layout.to_output(o), *(x if mechanism.always or state.exists(existing) else None
@@ -221,50 +226,74 @@ def of_gradients(mechanism: Any, needed: Sequence[bool], of_results: Sequence[An
 
 def _ends_in_a_recurrence(mechanism: Any, call: dict[str, Any]) -> bool:
     """Returns whether a call's composition ends in a recurrence of `TWICE`, and is differentiated in reverse alone."""
-    if mechanism.name == "linear_attention":
-        return call["causal"] and not call["normalize"] and call["initial_z"] is None and not in_forward_mode()
     if mechanism.name == "selective_scan":
         tensors = [x for x in call.values() if isinstance(x, Tensor)]
         return (call["B"].dim() == call["C"].dim() == 3
                 and not torch.is_grad_enabled() and is_plain_memory(*tensors) and not in_forward_mode())
-    return mechanism.name in _ENDS_IN_A_RECURRENCE and call.get("log_decay_v") is None and not in_forward_mode()
+    return (mechanism.name in _ENDS_IN_A_RECURRENCE and call.get("causal", True)
+            and call.get("log_decay_v") is None and not in_forward_mode())
 
 
-_ENDS_IN_A_RECURRENCE = ("retention", "lightning", "simple_gla", "gla", "hgrn2", "delta_rule", "gated_delta_rule",
-                         "kda")
+_ENDS_IN_A_RECURRENCE = (
+    "linear_attention", "based", "performer", "retention", "lightning", "simple_gla", "gla", "hgrn2", "mlstm", "rwkv5",
+    "rwkv6", "ssd", "delta_rule", "gated_delta_rule", "kda", "gdn2", "comba",
+    "delta_product")
 
 
 def _of_a_recurrence(mechanism: Any, directions: dict[int, Tensor], variables: Sequence[int],
                      arguments: Sequence[Any]) -> dict[int, Any]:
-    """`of_gradients` of a call whose composition ends in a recurrence, by the recurrence's equations."""
+    """`of_gradients` of a call whose composition ends in a recurrence, by the recurrence's equations.
+
+    With o = factor R + added, o' = factor R' + factor' R + added', where R' takes factor u and R takes factor' u.
+    """
     count = mechanism.num_incoming
     call = dict(zip(mechanism.names, arguments[count + 1:]))
     layout, inputs = _Layout(mechanism, call), [i for i in variables if i > count]
     prepared = _Prepared(layout, directions, inputs, arguments, count + 1)
-    results, of_tensors, of_along = TWICE[prepared.kind](
-        layout.scan, layout.from_output(arguments[0]), arguments[1], prepared.tensors, prepared.along, prepared.needed,
-        prepared.needed_along, prepared.scale)
-    found = {i: x if i else layout.to_output(x) for i, x in enumerate(results) if i in variables}
-    return found | prepared.gradients(of_tensors, of_along)
+    value, along, needed, needed_along = prepared.recurrence, prepared.along, prepared.needed, prepared.needed_along
+    u, kind, more = layout.from_output(arguments[0]), value.kind, {}
+    W, of_z = value.of_mechanism(arguments[1]), None if count < 3 else arguments[2]
+    if along.factor is not None:
+        more["of_R"] = along.factor * u
+    if value.below is not None:
+        kind, of_z = "normalised", of_z if of_z is None else value.of_mechanism(of_z[..., None])[..., 0]
+        more |= {"of_z": of_z, "below": value.below}
+    (o, state, *others), of_tensors, of_along = TWICE[kind](
+        layout.scan.of_steps(value.steps), at_last(u if value.factor is None else value.factor * u, value.steps), W,
+        value.tensors, along.tensors, needed.tensors, needed_along.tensors, value.scale, **more)
+    o = o if o is None else o[:, value.steps - 1::value.steps]
+    o = torch.zeros_like(u) if o is None else o  # where no tensor of the recurrence moves
+    of_factor = o * u if needed.factor else None
+    o = o if value.factor is None else value.factor * o
+    of_factor_along = None
+    if along.factor is not None:
+        (R,) = others
+        o, of_factor_along = torch.addcmul(o, along.factor, R), R * u if needed_along.factor else None
+    o = o if along.added is None else o + along.added
+    results = [layout.to_output(o), value.of_mechanism(state)]
+    if value.below is not None and others[0] is not None:
+        results.append(value.of_mechanism(others[0][..., None])[..., 0])
+    return {i: x for i, x in enumerate(results) if i in variables} | prepared.gradients(
+        [*of_tensors, of_factor, None], [*of_along, of_factor_along, u])
 
 
 class _Prepared:
-    """The tensors of a recurrence and their tangents as functions of the inputs of a call."""
+    """The parts of a recurrence and their tangents as functions of the inputs of a call."""
 
     def __init__(self, layout: _Layout, directions: dict[int, Tensor], inputs: Sequence[int], arguments: Sequence[Any],
                  first: int):
-        self.inputs, names = inputs, layout.mechanism.names
+        self.inputs, self.pull, names = inputs, None, layout.mechanism.names
         recurrence = layout.compose(dict(zip(names, arguments[first:])))
-        self.kind, self.tensors, self.scale = recurrence
-        self.size, self.pull = len(self.tensors), None
-        self.places = [i for i, x in enumerate(self.tensors) if x is not None]
+        parts = recurrence.parts
+        self.places = [i for i, x in enumerate(parts) if x is not None]
         numbers = {id(x): i for i, x in enumerate(arguments) if i >= first and isinstance(x, Tensor)}
-        self.origins = [numbers.get(id(x)) for x in self.tensors]
+        self.origins = [numbers.get(id(x)) for x in parts]
         passed_on = {self.origins[i] for i in self.places} - {None}
         if len(passed_on) == len(self.places):
             # A composition that passes the call's tensors on has no derivative.
-            self.along = [directions.get(i) for i in self.origins]
-            self.needed, self.needed_along = [i in inputs for i in self.origins], [False] * self.size
+            self.recurrence, self.along = recurrence, recurrence.of_parts([directions.get(i) for i in self.origins])
+            self.needed = recurrence.of_parts([i in inputs for i in self.origins])
+            self.needed_along = recurrence.of_parts([False] * len(parts))
             return
         moves: list[bool] = []
 
@@ -273,41 +302,40 @@ class _Prepared:
             for i, x in zip(inputs, given):
                 complete[i] = x
 
-            def tensors(*given: Tensor) -> tuple[Tensor, ...]:
+            def parts(*given: Tensor) -> tuple[Tensor, ...]:
                 moved = list(complete)
                 for i, x in zip(directions, given):
                     moved[i] = x
-                found = layout.compose(dict(zip(names, moved[first:]))).tensors
+                found = layout.compose(dict(zip(names, moved[first:]))).parts
                 found = tuple(found[i] for i in self.places)
                 moves[:] = [forward_ad.unpack_dual(x).tangent is not None for x in found]
                 return found
 
             primals = tuple(complete[i] for i in directions)
-            found = torch.func.jvp(tensors, primals, tuple(directions.values()))
+            found = torch.func.jvp(parts, primals, tuple(directions.values()))
             needed = [x.requires_grad for part in found for x in part]
-            self.needed, self.needed_along = (self.spread(x) for x in (needed[:len(moves)], needed[len(moves):]))
+            self.needed, self.needed_along = spread(needed[:len(moves)]), spread(needed[len(moves):])
             return (*found[0], *found[1])
+
+        def spread(x: Sequence[Any]) -> Recurrence:
+            by_place = dict(zip(self.places, x))
+            return recurrence.of_parts([by_place.get(i) for i in range(len(parts))])
 
         if inputs:
             self.results, self.pull = torch.func.vjp(function, *(arguments[i] for i in inputs))
         else:
             self.results = function()
-        self.tensors = self.spread(self.results[:len(moves)])
-        self.along = self.spread([x if moving else None for x, moving in zip(self.results[len(moves):], moves)])
+        self.recurrence = spread(self.results[:len(moves)])
+        self.along = spread([x if moving else None for x, moving in zip(self.results[len(moves):], moves)])
 
-    def spread(self, x: Sequence[Any]) -> list[Any]:
-        """Each at the place of its tensor among those of the recurrence."""
-        by_place = dict(zip(self.places, x))
-        return [by_place.get(i) for i in range(self.size)]
-
-    def gradients(self, of_tensors: Sequence[Any], of_along: Sequence[Any]) -> dict[int, Any]:
+    def gradients(self, of_parts: Sequence[Any], of_along: Sequence[Any]) -> dict[int, Any]:
         """The gradients of the inputs, by number."""
         if not self.inputs:
             return {}
         if self.pull is None:
-            found = dict(zip(self.origins, of_tensors))
+            found = dict(zip(self.origins, of_parts))
             return {i: found.get(i) for i in self.inputs}
-        found = [x[i] for x in (of_tensors, of_along) for i in self.places]
+        found = [x[i] for x in (of_parts, of_along) for i in self.places]
         found = [x.new_zeros(()).expand(x.shape) if dx is None else dx for x, dx in zip(self.results, found)]
         return dict(zip(self.inputs, self.pull(tuple(found))))
 

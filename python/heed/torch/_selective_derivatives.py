@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from heed import _core
-from heed.torch._compositions import Scan
+from heed.torch._scans import Scan
 
 
 def _in_rows(x: Any) -> Any:
