@@ -43,9 +43,17 @@ def _in_rows(x: Any) -> Any:
     return rows
 
 
-def _recur(scan: Scan, x: Tensor, g: Tensor, h: Any, out: Tensor, last: Any = None) -> Tensor:
+def _recur(scan: Scan, x: Tensor, g: Tensor, h: Any, out: Tensor, last: Any = None) -> None:
     _core._torch_hgrn(x, g, h, *scan.rest(), out, last)
-    return out
+
+
+def _recur_along(scan: Scan, x: Tensor, x_along: Tensor, g: Tensor, g_along: Any, h: Any, h_along: Any, out: Tensor,
+                 out_along: Tensor, rest: Tensor, scratch: Tensor, last_along: Any = None) -> None:
+    """A recurrence and its tangent, whose writes are x' and g'_t a_t h_{t-1}; `rest` takes a_t h_{t-1}."""
+    _recur(scan, x, g, h, out)
+    torch.sub(out, x, out=rest)
+    written = x_along if g_along is None else torch.addcmul(x_along, g_along, rest, out=scratch)
+    _recur(scan, written, g, h_along, out_along, last_along)
 
 
 def twice(scan: Scan, w: Tensor, W: Any, tensors: Sequence[Any], along: Sequence[Any], needed: Sequence[bool],
@@ -125,16 +133,13 @@ def _twice(scan: Scan, dy: Tensor, dy_along: Any, W: Any, tensors: Sequence[Any]
         end = torch.empty_like(zero)
         torch.mul(s, A_n, out=g)  # hgrn takes a positive one for 0
         torch.mul(x, B_n, out=w)
-        _recur(scan, w, g, h0_n, h)
-        torch.sub(h, w, out=e)
-        # Writes of h', of which e' is h' without what B and x write.
+        # w' is the part of h' that B and x write; e' is the rest.
         if x_along is None:
             w_along.zero_()
         else:
             torch.mul(x_along, B_n, out=w_along)
         if dB is not None:
             w_along.addcmul_(x, dB_n)
-        written = w_along
         if moves:
             if ds is None:
                 torch.mul(s, dA_n, out=g_along)
@@ -142,8 +147,7 @@ def _twice(scan: Scan, dy: Tensor, dy_along: Any, W: Any, tensors: Sequence[Any]
                 torch.mul(ds, A_n, out=g_along)
                 if dA is not None:
                     g_along.addcmul_(s, dA_n)
-            written = torch.addcmul(w_along, g_along, e, out=t)
-        _recur(scan, written, g, dh0_n, h_along, end)
+        _recur_along(scan, w, w_along, g, g_along, h0_n, dh0_n, h, h_along, e, t, end)
         last[..., n] = end
         if y is not None:
             y.addcmul_(h, C_n)
@@ -155,16 +159,13 @@ def _twice(scan: Scan, dy: Tensor, dy_along: Any, W: Any, tensors: Sequence[Any]
             t.addcmul_(dy_along, h)
         torch.sum(t, 2, out=of_C[..., n])
         torch.mul(dy, C_n, out=w)
-        _recur(back, w, g_next, W_n, q)
         if dC is None:
             t.zero_()
         else:
             torch.mul(dy, dC_n, out=t)
         if dy_along is not None:
             t.addcmul_(dy_along, C_n)
-        if moves:
-            t.addcmul_(g_along_next, torch.sub(q, w, out=w))
-        _recur(back, t, g_next, None, q_along)
+        _recur_along(back, w, t, g_next, g_along_next, W_n, None, q, q_along, w, t)
         torch.mul(x, q_along, out=t)
         if x_along is not None:
             t.addcmul_(x_along, q)
