@@ -111,7 +111,7 @@ def _based(t: SimpleNamespace, S: Any, z: Any, o: SimpleNamespace) -> Recurrence
     first, second = torch.triu_indices(t.q.shape[-1], t.q.shape[-1], 1, device=t.q.device)
 
     def phi(x: Tensor) -> Tensor:
-        products = scale * x[..., first] * x[..., second]
+        products = scale * x.index_select(-1, first) * x.index_select(-1, second)
         return torch.cat([torch.ones_like(x[..., :1]), scale**0.5 * x, scale * x**2 / 2**0.5, products], -1)
 
     return _normalised(_heads(phi(t.q), t.v), _heads(phi(t.k), t.v), t.v, S, z, 1, o)

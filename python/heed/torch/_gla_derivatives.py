@@ -172,7 +172,7 @@ def normalised_twice(scan: Scan, u: Tensor, W: Any, tensors: Sequence[Any], alon
     """
     q, k, v, g, h, S, first = tensors
     dq, dk, dv, dg, dh, dS, first_along = along
-    decays = torch.zeros_like(k) if g is None else g[..., None].expand(k.shape)
+    decays = torch.zeros_like(k) if g is None else g[..., None].expand(k.shape).contiguous()
     factor, dg_each = None if g is None else torch.exp(g)[..., None], per_channel(dg)
 
     def decayed(z: Tensor, first: Any) -> Tensor:
