@@ -27,19 +27,44 @@ def normal(*shape):
     return torch.randn(shape)
 
 
+def with_last(function, *names):
+    """The function with its last arguments, which it takes by name, in order."""
+
+    def call(*tensors):
+        return function(*tensors[:-len(names)], **dict(zip(names, tensors[-len(names):])))
+
+    return call
+
+
 def mechanisms():
     """(name, function, tensors)"""
     q, k, v = (normal(1, T, H, D) for _ in range(3))
     unit, beta = k / k.norm(dim=-1, keepdim=True), torch.sigmoid(normal(1, T, H))
     decay, decays = -0.1 * normal(1, T, H).abs(), -0.1 * normal(1, T, H, D).abs()
-    plain = functools.partial(heed.torch.linear_attention, feature_map="identity", normalize=False)
-    yield "linear_attention", plain, (q, k, v)
-    yield "simple_gla", heed.torch.simple_gla, (q, k, v, decay)
-    yield "gla", heed.torch.gla, (q, k, v, decays)
-    yield "delta_rule", heed.torch.delta_rule, (q, unit, v, beta)
-    yield "kda", heed.torch.kda, (q, unit, v, decays, beta)
+    gates, more_gates = (torch.sigmoid(normal(1, T, H, D)) for _ in range(2))
+    of = heed.torch
+    yield "linear_attention", functools.partial(of.linear_attention, feature_map="identity", normalize=False), (q, k, v)
+    yield "linear_attention/normalize", of.linear_attention, (q, k, v)
+    yield "simple_gla", of.simple_gla, (q, k, v, decay)
+    yield "gla", of.gla, (q, k, v, decays)
+    yield "rwkv6", of.rwkv6, (q, k, v, decays, normal(H, D))
+    yield "mlstm", of.mlstm, (q, k, v, normal(1, T, H), normal(1, T, H) + 2)
+    step = 0.1 * torch.rand(1, T, H) + 0.01
+    yield "ssd", with_last(of.ssd, "D"), (v, step, -torch.rand(H) - 0.2, q[:, :, :1], k[:, :, :1], normal(H))
+    yield "delta_rule", of.delta_rule, (q, unit, v, beta)
+    yield "gated_delta_rule", of.gated_delta_rule, (q, unit, v, decay, beta)
+    yield "kda", of.kda, (q, unit, v, decays, beta)
+    yield "comba", of.comba, (q, unit, v, unit + 0.1 * v, decay, beta)
+    yield "gdn2", of.gdn2, (q, unit, v, decays, gates, more_gates)
+    keys, values, betas = unit.unflatten(1, (T // 2, 2)), v.unflatten(1, (T // 2, 2)), beta.unflatten(1, (T // 2, 2))
+    yield "delta_product", with_last(functools.partial(of.delta_product, log_decay=None), "beta"), (
+        q[:, ::2], keys, values, betas)
+    yield "rwkv7", of.rwkv7, (q, decays, 0.1 * k, v, -unit, unit * gates)
     scan = normal(1, 256, T), 0.1 * normal(1, 256, T).abs(), -normal(256, 16).abs(), normal(1, 16, T), normal(1, 16, T)
-    yield "selective_scan", heed.torch.selective_scan, scan
+    yield "selective_scan", of.selective_scan, scan
+    yield "selective_scan/mamba", with_last(
+        functools.partial(of.selective_scan, delta_softplus=True), "D", "z", "delta_bias"), (
+        *scan, normal(256), normal(1, 256, T), normal(256))
     for b, n, h, d in ((8, 64, 8, 64), (4, 256, 8, 64), (1, 1024, 4, 64), (1, 2048, 4, 128), (1, 4096, 2, 64)):
         for causal in (False, True):
             name = f"attention/B{b}H{h}N{n}D{d}/{'causal' if causal else 'full'}"
