@@ -105,9 +105,55 @@ advise::Purpose ToPurpose(const Argument& argument) {
                               : advise::Purpose::kDecode;
 }
 
+// The processes of `ranks`; none without.
+std::optional<advise::Cluster> ToCluster(const nb::dict& options) {
+  if (IsAbsent(options, "ranks")) {
+    for (const char* name : {"bandwidth", "latency"}) {
+      if (!IsAbsent(options, name)) Fail(At(options, name), "None without ranks");
+    }
+    return std::nullopt;
+  }
+  advise::Cluster cluster;
+  cluster.ranks = ToInt(At(options, "ranks"), 1, advise::Cluster::kMostRanks);
+  if (!IsAbsent(options, "bandwidth")) {
+    constexpr char kExpected[] = "bytes per second, above 0";
+    cluster.bandwidth = ToAtLeast(At(options, "bandwidth"), 0, kExpected);
+    if (cluster.bandwidth == 0) Fail(At(options, "bandwidth"), kExpected);
+  }
+  if (!IsAbsent(options, "latency")) cluster.latency = ToAtLeast(At(options, "latency"), 0, "seconds, 0 or more");
+  return cluster;
+}
+
 nb::object OrNone(double value) { return std::isfinite(value) ? nb::cast(value) : nb::none(); }
 
-nb::dict ToDict(const advise::Row& row) {
+nb::dict ToDict(const advise::Traffic& traffic) {
+  nb::dict dict;
+  dict["bytes"] = traffic.bytes;
+  dict["messages"] = traffic.messages;
+  return dict;
+}
+
+// The predictions for the processes of a cluster, by the names of the command's JSON.
+nb::dict DividedOf(const advise::Row& row) {
+  nb::list methods;
+  for (const advise::Divided& divided : row.divided) {
+    nb::dict method;
+    method["method"] = divided.method;
+    method["forward"] = ToDict(divided.forward);
+    method["backward"] = ToDict(divided.backward);
+    method["communication_seconds"] = divided.communication_seconds;
+    method["computation_seconds"] = divided.computation_seconds;
+    method["seconds"] = divided.seconds();
+    method["memory_bytes"] = divided.memory_bytes;
+    methods.append(method);
+  }
+  nb::dict dict;
+  dict["methods"] = methods;
+  dict["refused"] = row.not_divided.empty() ? nb::none() : nb::cast(row.not_divided);
+  return dict;
+}
+
+nb::dict ToDict(const advise::Row& row, bool has_cluster) {
   nb::dict dict;
   dict["rank"] = row.rank;
   dict["mechanism"] = row.mechanism;
@@ -133,6 +179,7 @@ nb::dict ToDict(const advise::Row& row) {
   dict["within"] = row.within;
   dict["frontier"] = row.frontier;
   dict["reason"] = row.reason;
+  dict["divided"] = has_cluster ? nb::object(DividedOf(row)) : nb::none();
   return dict;
 }
 
@@ -156,6 +203,7 @@ nb::dict Advise(const nb::dict& tensors, const nb::dict& options) {
   if (!IsAbsent(options, "error"))
     request.budget.relative_error = ToAtLeast(At(options, "error"), 0, "a number of 0 or more");
   request.seconds = ToAtLeast(At(options, "seconds"), 0, "0 or more");
+  request.cluster = ToCluster(options);
   request.mechanisms = ToWords(At(options, "mechanisms"));
   if (!IsAbsent(options, "dtypes")) {
     request.dtypes.clear();
@@ -193,13 +241,21 @@ nb::dict Advise(const nb::dict& tensors, const nb::dict& options) {
     throw InvalidArgument(what.starts_with(prefix) ? what : prefix + what);
   }
   nb::list rows;
-  for (const advise::Row& row : advice.rows) rows.append(ToDict(row));
+  for (const advise::Row& row : advice.rows) rows.append(ToDict(row, request.cluster.has_value()));
   nb::dict left_out;
   for (const auto& [mechanism, reason] : advice.left_out) left_out[mechanism.c_str()] = reason;
   nb::dict result;
   result["rows"] = rows;
   result["left_out"] = left_out;
   result["length"] = advice.length;
+  result["cluster"] = nb::none();
+  if (request.cluster) {
+    nb::dict cluster;
+    cluster["ranks"] = request.cluster->ranks;
+    cluster["bandwidth"] = request.cluster->bandwidth;
+    cluster["latency"] = request.cluster->latency;
+    result["cluster"] = cluster;
+  }
   result["sample_tokens"] = advice.sample_tokens;
   result["prediction_error"] = model ? OrNone(advise::Summarized(model->errors).nine_of_ten) : nb::none();
   return result;

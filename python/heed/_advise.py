@@ -12,7 +12,7 @@ from heed._core import InvalidArgument, _advise, _cost_model_name
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Literal, NamedTuple
+    from typing import Any, Literal, NamedTuple
 
     from heed._typing import Array, FloatName
 
@@ -39,10 +39,11 @@ if TYPE_CHECKING:
         within: bool
         frontier: bool
         reason: str
+        divided: dict[str, Any] | None
 else:
     Candidate = namedtuple("Candidate", """rank mechanism options python dtype threads seconds predicted_seconds
         measured_seconds predicted_sample_seconds memory_bytes workspace_bytes state_bytes relative_error max_error kept
-        softmax causal assumed within frontier reason""")
+        softmax causal assumed within frontier reason divided""", defaults=(None,))
 
 Candidate.__module__ = "heed"
 Candidate.__doc__ = """A row of what heed.advise returns.
@@ -54,7 +55,10 @@ and state, state_bytes what the next token needs. relative_error is the root mea
 attention in float64, as a share of the output's, and max_error the largest difference, on the sample. kept is the share
 of the pairs that were visible which it computed there. softmax: whether it is softmax attention, exact or with keys
 left out; causal: whether tokens see none behind them; assumed: names of inputs that were not given. within: the budget;
-frontier: nothing is faster and as close. None where nobody knows. reason: why it has this rank."""
+frontier: nothing is faster and as close. None where nobody knows. reason: why it has this rank. divided, with `ranks`:
+methods, a list of predictions, that of the method which heed.torch chooses first, each with method, forward and
+backward (bytes that a process receives, and messages in sequence), communication_seconds, computation_seconds, seconds
+and memory_bytes, of the process with the largest; refused, why a group does not take the call, else None."""
 
 
 class Advice(list):
@@ -62,23 +66,48 @@ class Advice(list):
 
     length is what they are ranked at, sample_tokens what they ran on, 0 of shapes alone. left_out has mechanisms that
     cannot be called, with reasons. prediction_error is what nine of ten predictions of the cost model are off by at
-    most, as a share, on calls that it was not fitted to; None without a model.
+    most, as a share, on calls that it was not fitted to; None without a model. cluster has ranks, bandwidth and
+    latency; None without `ranks`. A second table is printed for it.
     """
 
     length: int
     sample_tokens: int
     left_out: dict[str, str]
     prediction_error: float | None
+    cluster: dict[str, float] | None
 
     def __str__(self) -> str:
         columns = ("rank", "mechanism", "options", "dtype", "seconds", "error", "memory", "state", "why")
         table = [columns] + [(str(c.rank), c.mechanism, c.options, c.dtype, f"{c.seconds:.3g}", _text(c.relative_error),
                               f"{c.memory_bytes:.3g}", f"{c.state_bytes:.3g}", c.reason) for c in self]
-        widths = [max(map(len, column)) for column in zip(*table)]
-        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table)
+        return _table(table) + (_divided_text(self) if self.cluster else "")
 
 
 Advice.__module__ = "heed"
+
+
+def _table(table):
+    widths = [max(map(len, column)) for column in zip(*table)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table)
+
+
+def _divided_text(advice):
+    columns = ("rank", "mechanism", "options", "dtype", "method", "received", "backward", "messages", "communication",
+               "computation", "seconds", "memory")
+    table, refused = [columns], {}
+    for c in advice:
+        for of in c.divided["methods"]:
+            forward, backward = of["forward"], of["backward"]
+            numbers = (forward["bytes"], backward["bytes"], forward["messages"] + backward["messages"],
+                       of["communication_seconds"], of["computation_seconds"], of["seconds"], of["memory_bytes"])
+            table.append((str(c.rank), c.mechanism, c.options, c.dtype, of["method"], *(f"{x:.3g}" for x in numbers)))
+        if c.divided["refused"] is not None:
+            refused.setdefault(c.divided["refused"], []).append(f"{c.mechanism} {c.options}")
+    lines = [f"not divided, as {reason}: {'; '.join(dict.fromkeys(names))}" for reason, names in refused.items()]
+    cluster = advice.cluster
+    title = (f"{cluster['ranks']} processes, of which each receives {cluster['bandwidth']:g} bytes per second, "
+             f"{cluster['latency']:g} seconds per message")
+    return "\n\n" + "\n".join([title, *([_table(table)] if len(table) > 1 else []), *lines])
 
 
 def _text(error):
@@ -100,7 +129,8 @@ def advise(q: Array | tuple[int, ...], k: Array | tuple[int, ...], v: Array | tu
            causal: bool = False, scale: float | None = None, softcap: float | None = None,
            window: tuple[int, int] | None = None, tensors: Mapping[str, Array] | None = None,
            mechanisms: Sequence[str] | None = None, dtypes: Sequence[FloatName] | None = None, seconds: float = 10.0,
-           model: str | os.PathLike[str] | None = None, threads: int | None = None) -> Advice:
+           model: str | os.PathLike[str] | None = None, threads: int | None = None, ranks: int | None = None,
+           bandwidth: float | None = None, latency: float | None = None) -> Advice:
     """Ranks mechanisms and their options for these tensors, a length and a budget, each with the reason for its rank.
 
     Exact attention in several dtypes and under windows, with patterns that content chooses, certified attention, caches
@@ -129,6 +159,10 @@ def advise(q: Array | tuple[int, ...], k: Array | tuple[int, ...], v: Array | tu
       model: path of a cost model; None: that of the user's cache, if there is one. Without, only times that were
         measured are ranked, at the tensors' own length
       threads: how many; None: heed.set_num_threads, or as many as the process may use
+      ranks: processes of a group that divide the tokens: each candidate also has the bytes, times and memory that are
+        predicted for one of them; order and budget remain those of one process. None: no prediction
+      bandwidth: bytes per second that a process of `ranks` receives; None: 1.25e9, 10 Gbit/s
+      latency: seconds per message of `ranks`; None: 50e-6
 
     Returns:
       heed.Advice: a list of heed.Candidate, the best first
@@ -158,7 +192,7 @@ def advise(q: Array | tuple[int, ...], k: Array | tuple[int, ...], v: Array | tu
     found = _advise(given, {
         "length": length, "memory": memory, "error": error, "purpose": purpose, "causal": causal, "scale": scale,
         "softcap": softcap, "window": window, "mechanisms": mechanisms, "dtypes": dtypes, "seconds": seconds,
-        "model": path, "threads": threads})
+        "model": path, "threads": threads, "ranks": ranks, "bandwidth": bandwidth, "latency": latency})
     advice = Advice(Candidate(**row) for row in found.pop("rows"))
     vars(advice).update(found)
     return advice

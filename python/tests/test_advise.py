@@ -108,6 +108,11 @@ WRONG = [
     ({"window": (-2, 0)}, "window is -2"), ({"mechanisms": "gla"}, "mechanisms is 'gla', expected a list of names"),
     ({"mechanisms": ["nope"]}, "mechanism is nope, expected one of"),
     ({"dtypes": []}, "dtypes is .., expected one or more of"), ({"dtypes": ["f8"]}, "dtypes is 'f8'"),
+    ({"ranks": 0}, "ranks is 0, expected an int"), ({"ranks": 4097}, "ranks is 4097"), ({"ranks": 2.0}, "ranks is 2.0"),
+    ({"bandwidth": 1e9}, "bandwidth is 1000000000.0, expected None without ranks"),
+    ({"latency": 0.0}, "latency is 0.0, expected None without ranks"),
+    ({"ranks": 2, "bandwidth": 0}, "bandwidth is 0, expected bytes per second, above 0"),
+    ({"ranks": 2, "latency": -1e-6}, "latency is -1e-06, expected seconds, 0 or more"),
     ({"tensors": {"q": q}}, "tensors has 'q', expected names other than q, k and v"),
     ({"mechanisms": ["nsa"]}, "nothing to rank: nsa needs gates too"),
     ({"length": 10**6}, "there is no cost model, which times at 1000000 tokens")]
@@ -164,3 +169,36 @@ def test_models_of_the_program_are_read(no_model):
         heed.advise(*shapes, threads=1, model=path)
     with pytest.raises(heed.FileError, match="cannot open"):
         heed.advise(*shapes, threads=1, model=no_model / "missing")
+
+
+@needs_program
+@pytest.mark.parametrize("purpose", ["prefill", "training"])
+def test_processes_are_predicted_as_by_the_command(no_model, purpose):
+    """The same model, shapes and cluster: the same predictions, by the names of the command's JSON."""
+    model = no_model / "m.json"
+    subprocess.run([HEED, "advise", "--calibrate", "-m", "retention", "--seconds", "0", "--threads", "1", "--model",
+                    str(model)], check=True, capture_output=True)
+    content = json.loads(model.read_text())
+    content["fits"] = [{"work": f"{name} {purpose}", "dtype": "f32", "threads": 1, "seconds": {"call": 3.0}}
+                       for name in ("attention", "gla", "linformer")]
+    model.write_text(json.dumps(content))
+    names = ["attention", "gla", "linformer"]
+    done = subprocess.run([HEED, "advise", "--shape", "1,8192,8,64", "--causal", "--for", purpose, "--dtype", "f32",
+                           "--threads", "1", "-m", ",".join(names), "--model", str(model), "--ranks", "4",
+                           "--bandwidth", "100M", "--latency", "1ms", "--json"], check=True, capture_output=True,
+                          text=True)
+    expected = json.loads(done.stdout)
+    call = {"causal": True, "purpose": purpose, "dtypes": ["f32"], "threads": 1, "mechanisms": names, "model": model}
+    shapes = ((1, 8192, 8, 64),) * 3
+    advice = heed.advise(*shapes, **call, ranks=4, bandwidth=1e8, latency=1e-3)
+    assert advice.cluster == expected["cluster"] == {"ranks": 4, "bandwidth": 1e8, "latency": 1e-3}
+    of_command = {(row["mechanism"], row["options"], row["dtype"]): row["divided"] for row in expected["rows"]}
+    assert of_command == {(c.mechanism, c.options, c.dtype): c.divided for c in advice}
+    assert {bool(c.divided["methods"]) for c in advice} == {True, False}
+    text = str(advice)
+    assert "4 processes, of which each receives 1e+08 bytes per second, 0.001 seconds per message" in text
+    assert "not divided, as the mechanism takes no group: linformer default" in text
+    default = heed.advise(*shapes, **call, ranks=2)
+    assert default.cluster == {"ranks": 2, "bandwidth": 1.25e9, "latency": 50e-6}
+    alone = heed.advise(*shapes, **call)
+    assert alone.cluster is None and all(c.divided is None for c in alone) and "processes" not in str(alone)
