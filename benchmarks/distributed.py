@@ -37,8 +37,9 @@ def lines(T, R):
     three = [1, 1, 1]
     for method, forward, backward in (
         ("all_gather", 2 * others * row, 2 * others * row),
-        ("ulysses", (3 * others // R + own - own // R) * row, (3 * others // R + own - own // R) * row),
-        ("ring", 2 * others * row, 4 * T * row),
+        ("ulysses", (3 * others // R + own - own // R) * row + (own - own // R) * 4 * H,
+         (3 * others // R + own - own // R) * row),
+        ("ring", 2 * others * row, 2 * (others + T) * row),
     ):
         def attention(*x, method=method, group=None):
             return heed.torch.attention(*x, causal=True, group=group, method=method)

@@ -167,15 +167,17 @@ TEST(DividedBytesTest, AttentionReceivesWhatIsPredicted) {
     const Buffer d_o = Buffer(dtype, {s.B, s.Tq, s.Hq, s.Dv}).FillNormal(4);
     attention::Options options;
     options.causal = true;
-    for (const int ranks : {2, 3}) {
+    for (const auto& [ranks, caller] :
+         {std::pair{2, Caller::kCpp}, {3, Caller::kCpp}, {2, Caller::kPyTorch}, {3, Caller::kPyTorch}}) {
       for (const auto& [method, order, predicted] :
            {std::tuple{Method::kAllGather, Order::kContiguous, DividedMethod::kAllGather},
             {Method::kAllGather, Order::kZigzag, DividedMethod::kZigzag},
-            {Method::kUlysses, Order::kContiguous, DividedMethod::kUlysses}}) {
+            {Method::kUlysses, Order::kContiguous, DividedMethod::kUlysses},
+            {Method::kRing, Order::kContiguous, DividedMethod::kRing}}) {
         Most most(ranks);
         const Ranges ranges = ShardRanges(s.Tk, ranks, order);
         LocalRanks local(ranks);
-        ExpectNone(local.Run([&, method = method, order = order](const Group& of) {
+        ExpectNone(local.Run([&, method = method, order = order, caller = caller](const Group& of) {
           const auto rank = static_cast<size_t>(of.rank());
           const std::vector<TokenRange>& own = ranges[rank];
           const int64_t tokens = CountTokens(own);
@@ -186,19 +188,22 @@ TEST(DividedBytesTest, AttentionReceivesWhatIsPredicted) {
           Counted counted(of);
           const Group group = counted.group();
           Context ctx(1);
+          distributed::AttentionReceived received;
+          distributed::AttentionOptions how = {method, order};
+          if (caller == Caller::kPyTorch) how.received = &received;
           distributed::Forward(ctx, group, {own_q.view(), own_k.view(), own_v.view()}, options,
-                               {.o = o.view(), .lse = lse.view()}, {method, order});
+                               {.o = o.view(), .lse = lse.view()}, how);
           most.forward[rank] = counted.Take();
           distributed::Backward(ctx, group,
                                 {own_q.view(), own_k.view(), own_v.view(), o.view(), lse.view(), own_d_o.view(), {}},
-                                options, {dq.view(), dk.view(), dv.view(), {}, {}, {}, {}}, {method, order});
+                                options, {dq.view(), dk.view(), dv.view(), {}, {}, {}, {}}, how);
           most.backward[rank] = counted.Take();
         }));
         for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
           const std::string what = std::string(Name(predicted)) + " " + Name(dtype) + " " + std::to_string(ranks) +
                                    (pass == Pass::kForward ? " forward" : " backward");
           const Traffic got = Most::Of(pass == Pass::kForward ? most.forward : most.backward);
-          const Traffic expected = AttentionTraffic(predicted, pass, s, dtype, ranks, Caller::kCpp);
+          const Traffic expected = AttentionTraffic(predicted, pass, s, dtype, ranks, caller);
           ExpectPredicted(got, expected, what);
           EXPECT_EQ(got.messages, expected.messages) << what;
         }

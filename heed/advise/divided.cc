@@ -163,8 +163,7 @@ Traffic AttentionTraffic(DividedMethod method, Pass pass, const Sizes& sizes, DT
   const bool forward = pass == Pass::kForward, again = caller == Caller::kCpp;
   const double others = static_cast<double>(ranks - 1), R = static_cast<double>(ranks);
   const auto T = static_cast<double>(sizes.Tk);
-  // Calls are compared in the forward pass, and in C++ in both.
-  const double agreements = forward || again ? 1 : 0;
+  const double agreements = 1;  // both passes compare their calls
   const bool zigzag = method == DividedMethod::kZigzag;
   // Parts of an all-gather are padded to the largest.
   const double gathered = others * static_cast<double>(MostTokens(sizes.Tk, ranks, zigzag)) * row.kv;
@@ -182,8 +181,8 @@ Traffic AttentionTraffic(DividedMethod method, Pass pass, const Sizes& sizes, DT
       case DividedMethod::kUlysses: {
         const double to_heads = (T - n) / R, to_tokens = n * others / R;
         if (forward) {
-          bytes = to_heads * (row.q + row.kv) + to_tokens * (row.o + (again ? row.lse : 0));
-          traffic.messages = others * (agreements + (again ? 5 : 4));
+          bytes = to_heads * (row.q + row.kv) + to_tokens * (row.o + row.lse);
+          traffic.messages = others * (agreements + 5);
         } else {
           bytes = to_heads * (row.o + (again ? row.q + row.kv + row.o + row.lse : 0)) + to_tokens * (row.q + row.kv);
           traffic.messages = others * (agreements + (again ? 9 : 4));
@@ -191,8 +190,8 @@ Traffic AttentionTraffic(DividedMethod method, Pass pass, const Sizes& sizes, DT
         break;
       }
       case DividedMethod::kRing:
-        bytes = forward ? (T - n) * row.kv : T * (row.kv + row.wide_kv);
-        traffic.messages = forward ? others * (agreements + 2) : 4 * R;
+        bytes = (T - n) * row.kv + (forward ? 0 : T * row.wide_kv);
+        traffic.messages = others * (agreements + 2) + (forward ? 0 : 2 * R);
         break;
       case DividedMethod::kComposed:
       case DividedMethod::kRelay: throw InternalError("AttentionTraffic: a method of states");

@@ -39,23 +39,21 @@ struct Traffic {
   double Seconds(const Cluster& cluster) const { return hops * bytes / cluster.bandwidth + messages * cluster.latency; }
 };
 
-// The passes of heed.torch keep what they received for the backward pass. Those of C++ (heed::distributed) receive q,
-// k, v, and with ulysses o and lse, again; their Forward is assumed to write lse, as training needs it.
+// The passes of heed.torch keep what they received for the backward pass. Those of C++ (heed::distributed) without
+// AttentionReceived receive q, k, v, and with ulysses o and lse, again. Forward writes lse, as training needs it.
 enum class Caller { kPyTorch, kCpp };
 enum class Pass { kForward, kBackward };
 
-// Attention. Sources: heed/torch/_distributed_attention.py, heed/torch/_ring_attention.py and
-// heed/distributed/attention.cc.
+// Attention. Sources: heed/distributed/attention.cc and ring_attention.cc.
 //
 //                forward                                   backward
 //   all_gather   (R - 1) n (k + v)                         (R - 1) n (k + v): gradients, from each rank to its own
 //   ulysses      (T - n) / R (q + k + v)                   (T - n) / R o: dO, tokens for heads
-//                + n (R - 1) / R o: back to tokens         + n (R - 1) / R (q + k + v): back to tokens
-//   ring         (T - n) (k + v)                           T (k + v) + T (k + v) in f32 (f64): gradients
+//                + n (R - 1) / R (o + lse): to tokens      + n (R - 1) / R (q + k + v): back to tokens
+//   ring         (T - n) (k + v)                           (T - n) (k + v) + T (k + v) in f32 (f64): gradients
 //
-// C++ adds in the forward pass of ulysses n (R - 1) / R lse, and in the backward pass (R - 1) n (k + v) for all_gather
-// and (T - n) / R (q + k + v + o + lse) for ulysses; the bytes of its ring have not been counted. Here n are the
-// tokens of each rank in turn, and the largest result counts.
+// C++ adds in the backward pass (R - 1) n (k + v) for all_gather and (T - n) / R (q + k + v + o + lse) for ulysses.
+// Here n are the tokens of each rank in turn, and the largest result counts.
 Traffic AttentionTraffic(DividedMethod method, Pass pass, const Sizes& sizes, DType dtype, int64_t ranks,
                          Caller caller = Caller::kPyTorch);
 

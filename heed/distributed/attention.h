@@ -2,6 +2,9 @@
 #ifndef HEED_DISTRIBUTED_ATTENTION_H_
 #define HEED_DISTRIBUTED_ATTENTION_H_
 
+#include <memory>
+#include <string>
+
 #include "heed/core/context.h"
 #include "heed/core/export.h"
 #include "heed/distributed/group.h"
@@ -17,29 +20,51 @@ enum class Method {
   kRing,       // keys and values move from rank to rank, two parts in memory at a time
 };
 
+// Tensors that Forward received, which Backward of the same call reads instead of receiving them again: keys and values
+// of all tokens, or all tokens of this rank's heads. On a ring there are none.
+class HEED_API AttentionReceived {
+ public:
+  struct Content;
+
+  AttentionReceived();
+  ~AttentionReceived();
+  AttentionReceived(const AttentionReceived&) = delete;
+  AttentionReceived& operator=(const AttentionReceived&) = delete;
+
+  Content& content() { return *content_; }
+  Content& Clear();
+
+ private:
+  std::unique_ptr<Content> content_;
+};
+
 struct AttentionOptions {
   Method method = Method::kAuto;
   Order order = Order::kContiguous;  // of the tokens, as ShardRanges divides them; contiguous parts may have any sizes
+  bool seed_of_first = false;        // the seed of dropout is that of rank 0, whatever the others have
+  AttentionReceived* received = nullptr;  // written by Forward, read by Backward; on all ranks or on none
+  std::string note = {};                  // a part of the call that ranks compare too
 };
 
 // attention::Forward of the whole sequence: each rank has the queries, keys and values of its tokens, which are as
 // many, and receives its rows of o and lse. Query i of the whole sequence has position i.
 //
-// Options. scale, causal, window, sink_tokens, prefix, chunk, key_lengths, key_starts, softcap, alibi, sinks, precision
-// and invariant are those of the whole, the same on every rank. mask and bias have this rank's rows, or one for all,
-// and all keys; log_decay has this rank's tokens. Others are refused.
+// Options are those of the whole, the same on every rank: cu_seqlens_q, which ranks may cut anywhere, lengths, starts,
+// positions, patterns, and the seed of dropout, whose mask is that of the whole. mask and bias have this rank's rows,
+// or one for all, and all keys; log_decay, segments_q and segments_k have this rank's tokens. Patterns that list keys
+// by row of a call (RowBlocks, Keys) are refused.
 //
 // kUlysses requires contiguous order, numbers of heads of q and of k that the number of ranks divides, and none of
-// alibi, sinks, log_decay, mask and bias, which have an axis of heads or rows. kRing requires contiguous order, and of
-// the options takes scale, causal, window, key_lengths, softcap, precision and invariant.
+// alibi, sinks, log_decay, mask, bias, pattern and dropout, which depend on heads or rows. kRing refuses chunk,
+// log_decay, pattern, dropout, and sink_tokens with key_starts.
 //
 // Reproducibility. o and lse have the bits of one process, except with kRing, which merges partial results, rounded at
 // each, in the order in which parts arrive.
 //
 // Throws on every rank, before any tensor is sent and with nothing written, if the call of one rank differs from that
 // of rank 0 in more than its tokens, or if one rank's arguments are refused: InvalidArgument, or on the rank that
-// refused them what attention::Forward throws; Unsupported for packed sequences, for a method that the call excludes,
-// and for tensors on a GPU. What the transport throws is passed on; outputs are then undefined.
+// refused them what attention::Forward throws; Unsupported for a method that the call excludes, and for tensors on a
+// GPU. What the transport throws is passed on; outputs are then undefined.
 HEED_API void Forward(Context& ctx, const Group& group, const attention::Inputs& in, const attention::Options& options,
                       const attention::Outputs& out, const AttentionOptions& distributed = {});
 

@@ -2,8 +2,9 @@
 //
 // Keys and values move to the next rank after each step, so that a rank holds two parts at a time and not all of them.
 // The partial results of a row are merged by their log-sum-exps as the parts arrive: the rank's own part first, then
-// those of the ranks before it. Gradients are those of each part with the log-sum-exp of all of them; the gradients of
-// keys and values move with these, one step further, until they are on their own rank.
+// those of the ranks before it. Sinks join the sum when all parts have. Gradients are those of each part with the
+// log-sum-exp of all of them; the gradients of keys and values move with these, one step further, until they are on
+// their own rank.
 //
 // Source: Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context",
 // arXiv:2310.01889.
@@ -23,8 +24,6 @@ namespace {
 
 using attention::Options;
 
-constexpr int kTokens = 1;  // axis of q, k, v and o
-
 DType WideOf(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
 Owned Copied(const ConstTensorView& t) {
@@ -36,131 +35,168 @@ Owned ZerosLike(bool wanted, const ConstTensorView& t, DType dtype) {
   return wanted ? Owned(dtype, t.sizes()) : Owned();
 }
 
+template <class View>
+View Slice(const View& t, int axis, int64_t begin, int64_t end) {
+  return t.present() ? t.Slice(axis, begin, end) : t;
+}
+
+// A range of tokens, and where it begins among those of its rank.
+struct LocalRange {
+  TokenRange range;
+  int64_t first = 0;
+  int64_t end() const { return first + range.size(); }
+};
+
 class Ring {
  public:
-  Ring(const std::string& op, const Group& group, const std::vector<TokenRange>& parts, const Options& options,
-       int64_t batch)
-      : group_(group), parts_(parts), options_(options), batch_(batch), own_(At(group.rank())) {
-    if (!options.key_lengths.present()) return;
-    const ConstTensorView& t = options.key_lengths;
-    if ((t.dtype() != DType::kI32 && t.dtype() != DType::kI64) || t.rank() != 1 || t.size(0) != batch) {
-      Refuse(op, "key_lengths", std::string("is ") + Name(t.dtype()) + " " + t.ShapeString(),
-             "i32 or i64 " + ShapeString(std::vector<int64_t>{batch}));
-    }
-    for (int64_t b = 0; b < batch; ++b) {
-      key_lengths_.push_back(LoadAsInt64(t.dtype(), t.data(), b * t.stride(0)));
-      if (key_lengths_.back() >= 0 && key_lengths_.back() <= total()) continue;
-      Refuse(op, "key_lengths", "contains " + std::to_string(key_lengths_.back()), "0 to " + std::to_string(total()));
-    }
-  }
+  Ring(const Group& group, const std::vector<std::vector<TokenRange>>& ranges, const WholeOptions& whole)
+      : group_(group), ranges_(ranges), whole_(whole) {}
 
   int num_steps() const { return group_.size(); }
-  // The rank whose keys are here in a step.
-  int SourceOf(int step) const { return (group_.rank() + group_.size() - step) % group_.size(); }
+  std::vector<LocalRange> rows() const { return LocalRangesOf(group_.rank()); }
 
-  // Calls f(options of attention to the keys that are here) if a row sees them, and for this rank's own keys.
+  // Calls f(range of the keys that are here, options of attention to it, whether it is the range of these rows) for
+  // ranges of which a row sees a key, and for the range of these rows.
   template <class F>
-  void Attend(int step, const F& f) const {
-    const TokenRange& keys = At(SourceOf(step));
-    if (step != 0 && !Sees(keys)) return;
-    Options here = options_;
-    const Shape batch = {batch_};
-    const auto count = static_cast<size_t>(std::max<int64_t>(batch_, 1));
-    const std::vector<int64_t> starts(count, own_.begin - keys.begin);
-    if (options_.causal || options_.window.left >= 0 || options_.window.right >= 0) {
-      here.query_starts = ConstTensorView(starts.data(), DType::kI64, batch);
+  void Attend(int step, const LocalRange& rows, const F& f) const {
+    for (const LocalRange& keys : LocalRangesOf(SourceOf(step))) {
+      const bool own = step == 0 && keys.first == rows.first && keys.range == rows.range;
+      if (!own && !whole_.Sees(rows.range, keys.range)) continue;
+      const PartOptions part = whole_.Of(rows.range, rows.first, keys.range);
+      f(keys, part.options, own);
     }
-    std::vector<int64_t> lengths(count);
-    if (options_.key_lengths.present()) {
-      for (size_t b = 0; b < key_lengths_.size(); ++b) {
-        lengths[b] = std::clamp<int64_t>(key_lengths_[b] - keys.begin, 0, keys.size());
-      }
-      here.key_lengths = ConstTensorView(lengths.data(), DType::kI64, batch);
-    }
-    f(here);
   }
 
   // Moves a tensor to the next rank; it becomes that of the rank before, which is here in `step`.
   void Shift(Owned& held, int step) const {
-    Owned received(held.view().dtype(), Resized(held.view(), kTokens, At(SourceOf(step)).size()));
+    const ConstTensorView& t = held.view();
+    Owned received(t.dtype(), Resized(t, TokenAxis(t), CountTokens(RangesAt(SourceOf(step)))));
     const int rank = group_.rank(), size = group_.size();
     SendReceive(group_, held.bytes(), (rank + 1) % size, received.bytes(), (rank + size - 1) % size);
     held = std::move(received);
   }
 
  private:
-  const TokenRange& At(int rank) const { return parts_[static_cast<size_t>(rank)]; }
-  int64_t total() const { return parts_.back().end; }
-  bool Sees(const TokenRange& keys) const {
-    const auto [left, right] = options_.window;
-    const int64_t first = left < 0 ? 0 : own_.begin - left;
-    const int64_t last = options_.causal                            ? own_.end
-                         : right < 0 || right >= total() - own_.end ? total()
-                                                                    : own_.end + right;
-    return own_.size() > 0 && keys.size() > 0 && keys.begin < last && keys.end > first;
+  // The rank whose keys are here in a step.
+  int SourceOf(int step) const { return (group_.rank() + group_.size() - step) % group_.size(); }
+  const std::vector<TokenRange>& RangesAt(int rank) const { return ranges_[static_cast<size_t>(rank)]; }
+  std::vector<LocalRange> LocalRangesOf(int rank) const {
+    std::vector<LocalRange> local;
+    int64_t first = 0;
+    for (const TokenRange& range : RangesAt(rank)) {
+      local.push_back({range, first});
+      first += range.size();
+    }
+    return local;
   }
 
   const Group& group_;
-  const std::vector<TokenRange>& parts_;
-  const Options& options_;
-  int64_t batch_;
-  TokenRange own_;
-  std::vector<int64_t> key_lengths_;
+  const std::vector<std::vector<TokenRange>>& ranges_;
+  const WholeOptions& whole_;
+};
+
+template <class View>
+View TokensAt(const View& t, const LocalRange& range) {
+  return Slice(t, TokenAxis(t), range.first, range.end());
+}
+template <class View>
+View LseAt(const View& lse, const LocalRange& range) {
+  return Slice(lse, LseTokenAxis(lse), range.first, range.end());
+}
+
+// The sum over parts for the rows of one range.
+struct Sum {
+  Owned o, lse;
 };
 
 }  // namespace
 
-void RingForward(Context& ctx, const Group& group, const std::vector<TokenRange>& parts, const attention::Inputs& in,
-                 const Options& options, const attention::Outputs& out) {
-  const Ring ring("attention::Forward", group, parts, options, in.q.size(0));
+void RingForward(Context& ctx, const Group& group, const std::vector<std::vector<TokenRange>>& ranges,
+                 const WholeOptions& whole, const attention::Inputs& in, const Options& options,
+                 const attention::Outputs& out) {
+  const Ring ring(group, ranges, whole);
   const DType dtype = in.q.dtype(), wide = WideOf(dtype);
-  const Shape o_shape(out.o.sizes().begin(), out.o.sizes().end());
-  const Shape lse_shape = {in.q.size(0), in.q.size(2), in.q.size(kTokens)};
-  Owned k = Copied(in.k), v = Copied(in.v), o, lse;
-  const auto merge = [&](const std::vector<attention::Part>& of, const attention::Outputs& to) {
-    attention::Merge(ctx, of, {}, to);
-  };
+  const std::vector<LocalRange> rows = ring.rows();
+  std::vector<Sum> sums(rows.size());
+  Owned k = Copied(in.k), v = Copied(in.v);
   for (int step = 0; step < ring.num_steps(); ++step) {
     if (step > 0) {
       ring.Shift(k, step);
       ring.Shift(v, step);
     }
-    ring.Attend(step, [&](const Options& here) {
-      Owned o_part(dtype, o_shape), lse_part(wide, lse_shape);
-      attention::Forward(ctx, {in.q, k.view(), v.view()}, here, {o_part.view(), lse_part.view()});
-      if (step > 0) {
-        Owned both(wide, o_shape), lse_of_both(wide, lse_shape);
-        merge({{o.view(), lse.view()}, {o_part.view(), lse_part.view()}}, {both.view(), lse_of_both.view()});
-        o_part = std::move(both);
-        lse_part = std::move(lse_of_both);
-      }
-      o = std::move(o_part);
-      lse = std::move(lse_part);
-    });
+    for (size_t i = 0; i < rows.size(); ++i) {
+      Sum& sum = sums[i];
+      const ConstTensorView q = TokensAt(in.q, rows[i]);
+      const Shape o_shape = Resized(q, q.rank() - 1, in.v.size(in.v.rank() - 1));
+      Shape lse_shape = {q.size(HeadAxis(q)), q.size(TokenAxis(q))};
+      if (q.rank() == 4) lse_shape.insert(lse_shape.begin(), q.size(0));
+      ring.Attend(step, rows[i], [&](const LocalRange& keys, Options here, bool) {
+        here.sinks = {};
+        Sum part{Owned(dtype, o_shape), Owned(wide, lse_shape)};
+        attention::Forward(ctx, {q, TokensAt(k.view(), keys), TokensAt(v.view(), keys)}, here,
+                           {part.o.view(), part.lse.view()});
+        if (sum.o.view().present()) {
+          Sum both{Owned(wide, o_shape), Owned(wide, lse_shape)};
+          attention::Merge(
+              ctx, std::vector<attention::Part>{{sum.o.view(), sum.lse.view()}, {part.o.view(), part.lse.view()}}, {},
+              {both.o.view(), both.lse.view()});
+          part = std::move(both);
+        }
+        sum = std::move(part);
+      });
+    }
   }
-  merge({{o.view(), lse.view()}}, out);  // rounds to the dtype of o
+  for (size_t i = 0; i < rows.size(); ++i) {  // rounds to the dtype of o
+    const std::vector<attention::Part> parts = {{sums[i].o.view(), sums[i].lse.view()}};
+    attention::Merge(ctx, parts, options.sinks, {TokensAt(out.o, rows[i]), LseAt(out.lse, rows[i])});
+  }
 }
 
-void RingBackward(Context& ctx, const Group& group, const std::vector<TokenRange>& parts,
-                  const attention::BackwardInputs& in, const Options& options, const attention::Gradients& out) {
-  const Ring ring("attention::Backward", group, parts, options, in.q.size(0));
+void RingBackward(Context& ctx, const Group& group, const std::vector<std::vector<TokenRange>>& ranges,
+                  const WholeOptions& whole, const attention::BackwardInputs& in, const attention::Gradients& out) {
+  const Ring ring(group, ranges, whole);
   const DType dtype = in.q.dtype(), wide = WideOf(dtype);
   const bool of_q = out.dq.present(), of_k = out.dk.present(), of_v = out.dv.present();
   Owned k = Copied(in.k), v = Copied(in.v);
   Owned dq = ZerosLike(of_q, in.q, wide), dk = ZerosLike(of_k, in.k, wide), dv = ZerosLike(of_v, in.v, wide);
+  for (const TensorView& sum : {out.dbias, out.dsinks, out.dalibi}) {
+    if (sum.present()) Copy(Owned(sum.dtype(), sum.sizes()).view(), sum);
+  }
+  const auto add = [](const Owned& term, const TensorView& sum) {
+    if (term.view().present()) Add(term.view(), sum);
+  };
   for (int step = 0; step < ring.num_steps(); ++step) {
-    ring.Attend(step, [&](const Options& here) {
-      const Owned dq_part = ZerosLike(of_q, in.q, dtype), dk_part = ZerosLike(of_k, k.view(), dtype),
-                  dv_part = ZerosLike(of_v, v.view(), dtype);
-      attention::Gradients gradients;
-      gradients.dq = dq_part.view();
-      gradients.dk = dk_part.view();
-      gradients.dv = dv_part.view();
-      attention::Backward(ctx, {in.q, k.view(), v.view(), in.o, in.lse, in.d_o, in.d_lse}, here, gradients);
-      if (of_q) Add(dq_part.view(), dq.view());
-      if (of_k) Add(dk_part.view(), dk.view());
-      if (of_v) Add(dv_part.view(), dv.view());
-    });
+    for (const LocalRange& rows : ring.rows()) {
+      const ConstTensorView q = TokensAt(in.q, rows);
+      ring.Attend(step, rows, [&](const LocalRange& keys, const Options& here, bool own) {
+        const ConstTensorView k_here = TokensAt(k.view(), keys), v_here = TokensAt(v.view(), keys);
+        const TensorView dbias = SliceUnlessOne(SliceUnlessOne(out.dbias, 2, rows.first, rows.range.size()), 1,
+                                                keys.range.begin, keys.range.size());
+        const Owned dq_part = ZerosLike(of_q, q, dtype), dk_part = ZerosLike(of_k, k_here, dtype),
+                    dv_part = ZerosLike(of_v, v_here, dtype),
+                    dbias_part = ZerosLike(dbias.present(), dbias, dbias.dtype()),
+                    // dsinks depends on o alone, so that one call has all of it.
+            dsinks_part = ZerosLike(own && out.dsinks.present(), out.dsinks, out.dsinks.dtype()),
+                    dalibi_part = ZerosLike(out.dalibi.present(), out.dalibi, out.dalibi.dtype());
+        attention::Gradients gradients;
+        gradients.dq = dq_part.view();
+        gradients.dk = dk_part.view();
+        gradients.dv = dv_part.view();
+        gradients.dbias = dbias_part.view();
+        gradients.dsinks = dsinks_part.view();
+        gradients.dalibi = dalibi_part.view();
+        attention::Backward(ctx,
+                            {q, k_here, v_here, TokensAt(in.o, rows), LseAt(in.lse, rows), TokensAt(in.d_o, rows),
+                             LseAt(in.d_lse, rows)},
+                            here, gradients);
+        add(dq_part, TokensAt(dq.view(), rows));
+        add(dk_part, TokensAt(dk.view(), keys));
+        add(dv_part, TokensAt(dv.view(), keys));
+        add(dbias_part, dbias);
+        add(dsinks_part, out.dsinks);
+        add(dalibi_part, out.dalibi);
+      });
+    }
     const int next = (step + 1) % ring.num_steps();
     if (next > 0) {
       ring.Shift(k, next);

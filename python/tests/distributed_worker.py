@@ -208,6 +208,14 @@ def check_attention():
             {"key_lengths": [50, 33], "causal": True}, {"causal": True, "chunk": 32},
             {"causal": True, "prefix": [9, 20]},
             {"causal": True, "window": (9, 0), "sink_tokens": 3},
+            {"segments": torch.arange(tokens).div(23, rounding_mode="floor").expand(2, tokens)},
+            {"query_lengths": [tokens, 41], "key_starts": [7, 33], "causal": True, "align": [0, 5]},
+            {"pattern": heed.patterns.dilated(9, 5) | heed.patterns.global_tokens([3])},
+            {"causal": True, "dropout": 0.25, "seed": 5},
+        ]
+        packed_options = [
+            {}, {"causal": True, "window": (12, 0)}, {"causal": True, "alibi": heads, "sinks": heads},
+            {"causal": True, "dropout": 0.25, "seed": 5, "pattern": heed.patterns.atrous(3)},
         ]
         q, d_o = normal(2, tokens, H, 8), normal(2, tokens, H, 8)
         for kv_heads in (H, 1):
@@ -215,34 +223,65 @@ def check_attention():
             for dtype in FLOATS:
                 for options in all_options:
                     compare_attention([q, k, v], d_o, options, order, dtype)
+                for options in packed_options:
+                    offsets = {"cu_seqlens_q": [0, 11, 11, 60, tokens - 2]}
+                    compare_attention([q[0], k[0], v[0]], d_o[0],
+                                      options | offsets, order, dtype)
 
 
 def compare_attention(tensors, d_o, options, order, dtype):
-    rows = {"bias": 2, "mask": 2, "log_decay": 1}
+    rows = {"bias": 2, "mask": 2, "log_decay": 1, "segments": 1}
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    floats = {key for key, x in options.items() if isinstance(x, torch.Tensor) and x.is_floating_point()}
-    options = {key: x.to(dtype if key == "bias" else wide) if key in floats else x for key, x in options.items()}
-    own = {key: distributed.shard(x, world(), dim=rows[key], order=order) if key in rows else x
-           for key, x in options.items()}
+    differentiable = {key for key, x in options.items() if isinstance(x, torch.Tensor) and x.is_floating_point()}
+    options = {key: x.to(dtype if key == "bias" else wide, copy=True).requires_grad_() if key in differentiable else x
+               for key, x in options.items()}
+    axis = tensors[0].dim() - 3
+
+    def shard(x, dim=axis):
+        return distributed.shard(x, world(), dim=dim, order=order)
+
     whole = [x.to(dtype, copy=True).requires_grad_() for x in tensors]
     o = heed.torch.attention(*whole, **options)
     o.backward(d_o.to(dtype))
-    on_a_ring = order == "contiguous" and options.keys() <= {"causal", "window", "softcap", "key_lengths"}
-    for method in ("auto", "all_gather", *["ring"] * on_a_ring):
-        parts = [distributed.shard(x.to(dtype), world(), order=order).clone().requires_grad_() for x in tensors]
+    not_on_a_ring = {"chunk", "log_decay", "pattern", "dropout"} & options.keys()
+    for method in ("auto", "all_gather", *["ring"] * (not not_on_a_ring)):
+        what = (list(options), order, dtype, method)
+        parts = [shard(x.to(dtype)).clone().requires_grad_() for x in tensors]
+        own = {key: shard(x, rows[key]) if key in rows else x for key, x in options.items()}
+        own |= {key: own[key].detach().clone().requires_grad_() for key in differentiable}
         here = heed.torch.attention(*parts, **own, group=world(), method=method, order=order)
         if method == "ring":
-            expect(here, distributed.shard(o, world()), FLOATS[dtype], (list(options), dtype, method))
+            expect(here, shard(o), FLOATS[dtype], what)
         else:
-            assert torch.equal(here, distributed.shard(o, world(), order=order)), (list(options), order, dtype, method)
-        here.backward(distributed.shard(d_o.to(dtype), world(), order=order))
-        heads = [x.shape[2] % dist.get_world_size() == 0 for x in tensors]
+            assert torch.equal(here, shard(o)), what
+        here.backward(shard(d_o.to(dtype)))
+        heads = [x.shape[-2] % dist.get_world_size() == 0 for x in tensors]
         same = method == "auto" and order == "contiguous" and all(heads) and options.keys().isdisjoint(
-            {"alibi", "sinks", "log_decay", "bias", "mask"})  # exchanges tokens for heads
+            {"alibi", "sinks", "log_decay", "bias", "mask", "pattern", "dropout"})  # exchanges tokens for heads
         for got, x in zip(parts, whole):
-            assert not same or torch.equal(got.grad, distributed.shard(x.grad, world())), (list(options), dtype)
-            expect(got.grad, distributed.shard(x.grad, world(), order=order), 20 * FLOATS[dtype],
-                   (list(options), order, dtype, method))
+            assert not same or torch.equal(got.grad, shard(x.grad)), what
+            expect(got.grad, shard(x.grad), 20 * FLOATS[dtype], what)
+        for key in differentiable:
+            got, expected = own[key].grad, options[key].grad
+            if key in rows:
+                expected = shard(expected, rows[key])
+            else:
+                dist.all_reduce(got)
+            expect(got, expected, 40 * FLOATS[dtype], (*what, f"d{key}"))
+
+
+def check_seeds():
+    """Without a seed ranks drop the pairs that rank 0 has drawn, in both passes."""
+    torch.manual_seed(1 + dist.get_rank())
+    q = torch.randn(1, 40, 2, 8, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    own = distributed.shard(q, world()).clone().requires_grad_()
+    o = heed.torch.attention(own, own, own, causal=True, dropout=0.4, group=world())
+    gradient, = torch.autograd.grad(o.sum(), own)
+    torch.manual_seed(1)
+    whole = q.requires_grad_()
+    expected = heed.torch.attention(whole, whole, whole, causal=True, dropout=0.4)
+    assert torch.equal(o, distributed.shard(expected, world()))
+    expect(gradient, distributed.shard(torch.autograd.grad(expected.sum(), whole)[0], world()), 1e-12, "dropout")
 
 
 def check_caches():
@@ -349,9 +388,14 @@ def check_refusals():
     expect_refusal(bad, "segment", gla, **own, group=world(), segment=0)
     expect_refusal(bad, "relay", gla, **own, relay=1)
     q, k, v = own["q"], own["k"], own["k"]
-    expect_refusal(heed.Unsupported, "dropout", attention, q, k, v, group=world(), dropout=0.1)
-    pattern = heed.patterns.sliding_window(4)
-    expect_refusal(heed.Unsupported, "pattern", attention, q, k, v, group=world(), pattern=pattern)
+    blocks = heed.patterns.row_blocks(np.zeros((1, q.shape[1], 1), int))
+    expect_refusal(heed.Unsupported, "row_blocks", attention, q, k, v, group=world(), pattern=blocks)
+    for option, value in {"dropout": 0.1, "pattern": heed.patterns.atrous(2), "chunk": 8}.items():
+        expect_refusal(heed.Unsupported, f"{option} is given on a ring", attention, q, k, v, group=world(),
+                       method="ring", **{option: value})
+    expect_refusal(bad, "gradients of q", attention, q.clone().requires_grad_(rank == last), k, v, group=world())
+    expect_refusal(bad, "cu_seqlens_q", attention, q[0], k[0], v[0], group=world(), cu_seqlens_q=[0, 30, 20])
+    expect_refusal(heed.Unsupported, "out", attention, q, k, v, group=world(), out=torch.empty_like(q))
     expect_refusal(bad, "method", attention, q, k, v, group=world(), method="ring of fire")
     expect_refusal(bad, "order", attention, q, k, v, group=world(), order="spiral")
     expect_refusal(bad, "causal", attention, q, k, v, group=world(), causal=rank == last)

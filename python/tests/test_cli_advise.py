@@ -330,7 +330,8 @@ def test_processes_are_predicted(calibrated, tmp_path):
     for mechanism, forward, backward in (
             ("gla", summaries * (state + row), summaries * state),
             ("gated_delta_rule", summaries * 2 * state, summaries * state),
-            ("attention", (3 * 3 * own // 4 + 3 * own // 4) * row, (3 * own // 4 + 3 * 3 * own // 4) * row)):
+            ("attention", (3 * 3 * own // 4 + 3 * own // 4) * row + 3 * own // 4 * 8 * 4,  # and lse
+             (3 * own // 4 + 3 * 3 * own // 4) * row)):
         candidate = row_of(found, mechanism, "causal" if mechanism == "attention" else None)
         assert candidate["divided"]["refused"] is None
         best = candidate["divided"]["methods"][0]

@@ -178,8 +178,14 @@ ATTENTION = {
     "rows": {"bias": np.random.default_rng(3).standard_normal((2, 1, TOKENS, TOKENS)),
              "mask": np.random.default_rng(4).random((TOKENS, TOKENS)) < 0.8},
     "log_decay": {"causal": True, "log_decay": np.full((2, TOKENS, HEADS), -0.05)},
+    "segments": {"segments": np.arange(2 * TOKENS).reshape(2, TOKENS) // 23},
+    "lengths": {"causal": True, "query_lengths": [TOKENS, 50], "key_starts": [3, 40], "prefix": [9, 0],
+                "align": [0, 4]},
+    "pattern": {"pattern": heed.patterns.bigbird(16, random=1) | heed.patterns.atrous(5)},
+    "dropout": {"causal": True, "dropout": 0.3, "seed": 7},
 }
-TOKENS_OF = {"q": 1, "k": 1, "v": 1, "o": 1, "do": 1, "lse": 2, "dlse": 2, "log_decay": 1, "mask": -2, "bias": -2}
+TOKENS_OF = {"segments": 1, "q": 1, "k": 1, "v": 1, "o": 1, "do": 1, "lse": 2, "dlse": 2, "log_decay": 1, "mask": -2,
+             "bias": -2}
 
 
 def of_ranges(values, ranges):
@@ -215,7 +221,7 @@ def unpacked(results):
 @pytest.mark.parametrize("how", ["auto", "all_gather", "ulysses", "zigzag"])
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention_to_parts_is_that_of_the_whole(name, how):
-    if how == "ulysses" and {"alibi", "mask", "log_decay"} & set(ATTENTION[name]):
+    if how == "ulysses" and {"alibi", "mask", "log_decay", "pattern", "dropout"} & set(ATTENTION[name]):
         pytest.skip("refused")
     ranges = ZIGZAG if how == "zigzag" else CONTIGUOUS
     keywords = {"order": "zigzag"} if how == "zigzag" else {"method": how}
@@ -246,26 +252,59 @@ def test_attention_to_parts_is_that_of_the_whole(name, how):
         assert error(sum(parts) if axis is None else joined(parts, ranges, axis), expected) < 1e-12, key
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("name", ["plain", "causal", "window", "both_sides"])
-def test_attention_on_a_ring(name, dtype):
-    options = {key: x for key, x in ATTENTION[name].items() if key != "sink_tokens"} | {"method": "ring"}
+@pytest.mark.parametrize(("dtype", "order"), [(np.float64, "zigzag"), (np.float32, "contiguous")])
+@pytest.mark.parametrize("name", [name for name in ATTENTION if name not in ("log_decay", "pattern", "dropout")])
+def test_attention_on_a_ring(name, dtype, order):
+    options = ATTENTION[name] | {"method": "ring", "order": order}
     values, do, dlse = tensors(dtype)
+    ranges = ZIGZAG if order == "zigzag" else CONTIGUOUS
     o, lse = heed.attention(**values, **options, return_lse=True)
-    gradients = heed.attention_backward(do, *values.values(), o, lse, dlse=dlse, **options)
+    bias = {"need_dbias": "bias" in options}
+    gradients = heed.attention_backward(do, *values.values(), o, lse, dlse=dlse, **options, **bias)._asdict()
 
     def of_rank(comm):
-        own = of_ranges(values, CONTIGUOUS[comm.rank])
-        o, lse = heed.attention(**own, **options, return_lse=True, comm=comm)
-        outputs = of_ranges({"do": do, "dlse": dlse}, CONTIGUOUS[comm.rank]) | {"o": o, "lse": lse}
-        return o, lse, *heed.attention_backward(**outputs, **own, **options, comm=comm)[:3]
+        own = of_ranges(values | options, ranges[comm.rank])
+        o, lse = heed.attention(**own, return_lse=True, comm=comm)
+        outputs = of_ranges({"do": do, "dlse": dlse}, ranges[comm.rank]) | {"o": o, "lse": lse}
+        return {"o": o, "lse": lse} | heed.attention_backward(**outputs, **own, **bias, comm=comm)._asdict()
 
     results = unpacked(run(3, of_rank))
-    for i, (axis, expected) in enumerate(zip([1, 2, 1, 1, 1], [o, lse, *gradients[:3]])):
-        got = joined([result[i] for result in results], CONTIGUOUS, axis)
-        assert got.dtype == dtype
+    for key, expected in ({"o": o, "lse": lse} | gradients).items():
+        if expected is None:
+            continue
+        axis = TOKENS_OF.get(key if key in TOKENS_OF else key[1:])
+        parts = [result[key] for result in results]
+        got = sum(parts) if axis is None else joined(parts, ranges, axis)
         # A row that sees no key has an lse of -inf.
-        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12 if dtype == np.float64 else 2e-5)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-11 if dtype == np.float64 else 1e-4, err_msg=key)
+
+
+@pytest.mark.parametrize("how", [{}, {"method": "ulysses"}, {"order": "zigzag"}, {"method": "ring", "order": "zigzag"}])
+def test_packed_sequences_are_cut_anywhere(how):
+    rng = np.random.default_rng(0)
+    do, q = rng.standard_normal((2, TOKENS, HEADS, CHANNELS))
+    k, v = rng.standard_normal((2, TOKENS, KEY_HEADS, CHANNELS))
+    values = {"q": q, "k": k, "v": v}
+    options = {"causal": True, "window": (11, 0), "cu_seqlens_q": [0, 9, 9, 44, TOKENS - 3]}
+    o, lse = heed.attention(**values, **options, return_lse=True)
+    gradients = heed.attention_backward(do, q, k, v, o, lse, **options)
+    ranges = ZIGZAG if "order" in how else CONTIGUOUS
+
+    def take(x, of_rank, axis=0):
+        return np.concatenate([x.take(range(*cut), axis) for cut in of_rank], axis)
+
+    def of_rank(comm):
+        own = {key: take(x, ranges[comm.rank]) for key, x in values.items()}
+        o, lse = heed.attention(**own, **options, **how, return_lse=True, comm=comm)
+        return o, lse, *heed.attention_backward(take(do, ranges[comm.rank]), **own, o=o, lse=lse, **options, **how,
+                                                comm=comm)[:3]
+
+    results = unpacked(run(3, of_rank))
+    for i, (axis, expected) in enumerate(zip([0, 1, 0, 0, 0], [o, lse, *gradients[:3]])):
+        got = joined([result[i] for result in results], ranges, axis)
+        if i < 2 and how.get("method") != "ring":
+            np.testing.assert_array_equal(got, expected)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
 
 
 def test_a_rank_may_leave_out_lse():
@@ -288,14 +327,18 @@ def test_a_rank_may_leave_out_lse():
     (lambda rank: {"method": "ulysses"}, heed.InvalidArgument, "method is ulysses with 6 and 3 heads"),
     (lambda rank: {"method": "ulysses", "order": "zigzag"}, heed.InvalidArgument, "method is ulysses"),
     (lambda rank: {"order": "zigzag"}, heed.InvalidArgument, "tokens of ranks are [30,40], expected [35,35]"),
-    (lambda rank: {"method": "ring", "order": "zigzag"}, heed.Unsupported, "method is ring in zigzag order"),
-    (lambda rank: {"method": "ring", "sinks": np.zeros(HEADS)}, heed.Unsupported, "sinks is given on a ring"),
+    (lambda rank: {"method": "ring", "log_decay": np.zeros((2, 30 + 10 * rank, HEADS), np.float32), "causal": True},
+     heed.Unsupported, "log_decay is given on a ring"),
+    (lambda rank: {"method": "ring", "chunk": 8}, heed.Unsupported, "chunk is given on a ring"),
+    (lambda rank: {"method": "ring", "sink_tokens": 1, "key_starts": [1, 2]}, heed.Unsupported,
+     "sink_tokens with key_starts is given on a ring"),
     (lambda rank: {"method": "ring", "key_lengths": [71, 0]}, heed.InvalidArgument, "key_lengths contains 71"),
-    (lambda rank: {"dropout": 0.5, "seed": 1}, heed.Unsupported, "dropout is given with a group"),
-    (lambda rank: {"align": "top_left"}, heed.Unsupported, "align is given with a group"),
-    (lambda rank: {"align": [3, 3]}, heed.Unsupported, "align is given with a group"),
-    (lambda rank: {"segments": np.zeros((2, TOKENS), int)}, heed.Unsupported, "segments is given with a group"),
-    (lambda rank: {"pattern": heed.patterns.atrous(2)}, heed.Unsupported, "pattern is given with a group"),
+    (lambda rank: {"method": "ring", "dropout": 0.5, "seed": 1}, heed.Unsupported, "dropout is given on a ring"),
+    (lambda rank: {"dropout": 0.5, "seed": rank}, heed.InvalidArgument, "rank 1 calls attention"),
+    (lambda rank: {"segments": np.zeros((2, 30), int)}, heed.InvalidArgument,
+     "has shape [2,30], expected [B, T] with the tokens"),
+    (lambda rank: {"pattern": heed.patterns.keys(np.zeros((1, 30, 1), int))}, heed.Unsupported, "pattern has keys"),
+    (lambda rank: {"method": "ulysses", "pattern": heed.patterns.atrous(2)}, heed.InvalidArgument, "method is ulysses"),
     (lambda rank: {"bias": np.zeros((30 + 10 * rank, 60))}, heed.InvalidArgument, "bias has 30 rows and 60 keys"),
     (lambda rank: {"softcap": -1.0}, heed.InvalidArgument, "softcap is -1"),
 ])
@@ -324,7 +367,6 @@ def test_what_a_communicator_of_attention_is_not():
             function(**values, **more, order=None)
     with pytest.raises(heed.InvalidArgument, match="expected None: explain"):
         heed.explain("attention", q=(1, 8, 2, 4), comm="world")
-    packed = {key: x[0] for key, x in values.items()}
-    with pytest.raises(heed.Unsupported, match="q has shape .*packed sequences are not divided"):
-        heed.attention(**packed, cu_seqlens_q=[0, TOKENS], comm=Comm(World(1), 0))
+    with pytest.raises(heed.InvalidArgument, match="q has shape .*expected .T, H, D. or .1, T, H, D. with a group"):
+        heed.attention(**values, cu_seqlens_q=[0, TOKENS], comm=Comm(World(1), 0))
     assert "\n  comm " in heed.attention.__doc__

@@ -13,7 +13,8 @@ if not torch.distributed.is_available():
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/long_document.py"
 WORKER = Path(__file__).with_name("distributed_worker.py")
-CHECKS = ["recurrences", "states", "scans", "attention", "bits,shards,bytes,refusals,few_tokens,caches,models", "death"]
+CHECKS = ["recurrences", "states", "scans", "attention", "bits,seeds,shards,bytes,refusals,few_tokens,caches,models",
+          "death"]
 MORE_RANKS = [int(n) for n in os.environ.get("HEED_TEST_RANKS", "").split(",") if n]
 
 

@@ -72,11 +72,12 @@ PyTorch's threads, at most `threads` of them. Under autocast q, k, v and o take 
 gradient. The operator is torch.ops.heed.attention. Errors are heed.InvalidArgument (a ValueError) and heed.Unsupported
 (a RuntimeError).
 
-With group=, a ProcessGroup or a DeviceMesh of one dimension, each rank gives its part of the tokens of q, k and v, and
-of the rows of mask and bias, in the order of ranks or as heed.torch.distributed.shard has it with order="zigzag"; other
-options are those of the whole sequence. method="all_gather" sends all keys and values to every rank, "ulysses"
-exchanges tokens for heads, which "auto" does where ranks divide the heads and no option has heads or rows, and "ring"
-moves keys and values from rank to rank, two parts in memory at a time."""
+With group=, a ProcessGroup or a DeviceMesh of one dimension, each rank gives its part of the tokens of q, k, v,
+log_decay and segments, and of the rows of mask and bias, in the order of ranks or as heed.torch.distributed.shard has
+it with order="zigzag"; other options are those of the whole sequence, and without a seed that of rank 0 counts.
+method="all_gather" sends all keys and values to every rank, "ulysses" exchanges tokens for heads, which "auto" does
+where ranks divide the heads and no option has heads or rows, and "ring" moves keys and values from rank to rank, two
+parts in memory at a time."""
 attention.__signature__ = _signatures.of_tensors(
     heed.attention, without=_signatures.ATTENTION_OF_ARRAYS, keywords=_signatures.ATTENTION_IN_A_GROUP
 )

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -97,6 +99,45 @@ class Group:
                                       f"0, {texts[0]}")
             raise InvalidArgument(f"{self.operation}: rank {other} {texts[other]}")
         return [header[2:] for header in headers]
+
+
+class Transport:
+    """A group as a communicator of heed._core: the methods of mpi4py's, for buffers of bytes."""
+
+    def __init__(self, group: Group) -> None:
+        self._of, self.Get_rank, self.Get_size = group, lambda: group.rank, lambda: group.size
+
+    def _rank(self, rank: int) -> int:
+        return dist.get_global_rank(self._of.group, rank)
+
+    def Allgather(self, sent: memoryview, received: memoryview) -> None:
+        _all_gather(_bytes_at(received), _bytes_at(sent), group=self._of.group)
+
+    def Send(self, buffer: memoryview, dest: int) -> None:
+        dist.send(_bytes_at(buffer), self._rank(dest), self._of.group)
+
+    def Recv(self, buffer: memoryview, source: int) -> None:
+        dist.recv(_bytes_at(buffer), self._rank(source), self._of.group)
+
+    def Sendrecv(self, sendbuf: memoryview, dest: int, recvbuf: memoryview, source: int) -> None:
+        calls = [dist.P2POp(do, _bytes_at(x), self._rank(rank), self._of.group)
+                 for do, x, rank in ((dist.isend, sendbuf, dest), (dist.irecv, recvbuf, source)) if len(x)]
+        for work in dist.batch_isend_irecv(calls) if calls else ():
+            work.wait()
+
+    def Alltoallv(self, sent: Sequence[Any], received: Sequence[Any]) -> None:
+        dist.all_to_all_single(_bytes_at(received[0]), _bytes_at(sent[0]), received[1], sent[1], group=self._of.group)
+
+    def Bcast(self, buffer: memoryview, root: int) -> None:
+        dist.broadcast(_bytes_at(buffer), self._rank(root), self._of.group)
+
+
+def _bytes_at(buffer: memoryview) -> Tensor:
+    """A tensor of the buffer's memory. torch.frombuffer alone would warn of one that is read only."""
+    if not len(buffer):
+        return torch.empty(0, dtype=torch.uint8)
+    address = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
+    return torch.frombuffer((ctypes.c_uint8 * len(buffer)).from_address(address), dtype=torch.uint8)
 
 
 def described(names: Sequence[str], values: Sequence[Any], without: Callable[[str, Tensor], int | None]) -> str:

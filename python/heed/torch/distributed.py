@@ -113,27 +113,3 @@ class GatherRows(torch.autograd.Function):
         for part in received[1:]:
             total = total + part
         return total, None, None, None
-
-
-class ExchangeHeads(torch.autograd.Function):
-    """From [B, tokens here, H, D] to [B, all tokens, H / ranks, D], or, with `back`, the reverse."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: _group.Group, counts: Sequence[int], back: bool) -> Tensor:
-        ctx.group, ctx.counts, ctx.back = group, counts, back
-        return _exchange_heads(x, group, counts, back)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _exchange_heads(gradient, ctx.group, ctx.counts, not ctx.back), None, None, None
-
-
-def _exchange_heads(x: Tensor, group: _group.Group, counts: Sequence[int], back: bool) -> Tensor:
-    own = counts[group.rank]
-    if back:
-        shape = (x.shape[0], own, *x.shape[2:])
-        return torch.cat(group.exchange(x.split(counts, 1), [shape] * group.size), 2)
-    heads = x.shape[2] // group.size
-    shapes = [(x.shape[0], count, heads, *x.shape[3:]) for count in counts]
-    return torch.cat(group.exchange(x.split(heads, 2), shapes), 1)

@@ -238,7 +238,7 @@ def accelerate(
     loss is this rank's part of the mean over all labels, so that losses and gradients are summed over ranks. Llama and
     most decoders like it, Mamba, Mamba-2 and hybrids; heed.Unsupported, on every rank and before anything is changed,
     names the first module of another model that is not known to be divided. Refused by name in a call: padding, several
-    sequences in a row, caches and generation, dropout of attention, output_attentions, auxiliary losses.
+    sequences in a row, caches and generation, output_attentions, auxiliary losses.
 
         report = heed.transformers.accelerate(model)
         print(report)

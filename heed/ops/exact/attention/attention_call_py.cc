@@ -251,8 +251,9 @@ void ReadBackwardCall(const char* operation, PyObject* args, PyObject* kwargs, C
 
 void ReadAttendCall(const char* operation, AttendArguments which, PyObject* args, PyObject* kwargs, Call& call) {
   const auto make = [](bool needs_scale, bool for_torch) {
-    Keywords keywords = Joined({std::span(kInputs).first(1), Of(OptionKeywords()), kResults, One(kThreadsKeyword),
-                                One(kTree), std::span(kTorchResults).last(for_torch ? 1 : 0)});
+    Keywords keywords =
+        Joined({std::span(kInputs).first(1), Of(OptionKeywords()), kResults, One(kThreadsKeyword), One(kTree),
+                std::span(kTorchResults).last(for_torch ? 1 : 0)});
     for (Keyword<Call>& keyword : keywords) {
       const std::string_view name = keyword.name;
       if (name == "scale" && needs_scale) keyword.none_is_absent = false;
@@ -291,6 +292,13 @@ void ReadTorchWeightsCall(const char* operation, PyObject* args, Call& call) {
       Joined({std::span(kInputs).first(2), kTorchTile, One(kHeadsFirst), Of(TorchOptions()), One(kThreadsKeyword)});
   call.arrays.AllowTorch();
   Read<Call>(operation, keywords, keywords.size(), args, nullptr, call);
+}
+
+void ReadProcesses(const char* operation, nb::handle comm, nb::handle method, nb::handle order, Call& call) {
+  const nb::handle values[] = {comm, method, order};
+  for (size_t i = 0; i < std::size(kProcesses); ++i) {
+    kProcesses[i].read(call, {operation, kProcesses[i].name, values[i]});
+  }
 }
 
 void CheckForResults(const char* operation, const Call& call) {

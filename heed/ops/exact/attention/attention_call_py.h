@@ -99,8 +99,8 @@ void ReadWeightsCall(const char* operation, std::span<const char* const> more, P
 // need_dbias, all options and those of a communicator.
 void ReadBackwardCall(const char* operation, PyObject* args, PyObject* kwargs, Call& call);
 
-// Reads a call of a cache's `attend`: q by position or keyword, tree and all options; the cache refuses some of them
-// later. Reads `lse` too for heed.torch. A required scale may not be None.
+// Reads a call of a cache's `attend`: q by position or keyword, tree and all options; the cache refuses
+// some of them later. Reads `lse` too for heed.torch. A required scale may not be None.
 struct AttendArguments {
   bool needs_scale = false, for_torch = false;
 };
@@ -112,6 +112,10 @@ void ReadAttendCall(const char* operation, AttendArguments which, PyObject* args
 void ReadTorchCall(const char* operation, PyObject* args, Call& call);
 void ReadTorchBackwardCall(const char* operation, PyObject* args, Call& call);
 void ReadTorchWeightsCall(const char* operation, PyObject* args, Call& call);
+
+// Reads the communicator of a call of heed.torch, with its method and order.
+void ReadProcesses(const char* operation, nanobind::handle comm, nanobind::handle method, nanobind::handle order,
+                   Call& call);
 
 // Throws unless q, k and v are present and have ranks and a dtype that determine the results; the C++ interface checks
 // the rest.

@@ -25,9 +25,9 @@ inline constexpr python::Said kArguments[] = {
     {"dlse", "the gradient of lse, in its shape and dtype; absent: zero"},
     {"need_dbias", "whether the gradient of bias is computed"},
     {"comm",
-     "a communicator of mpi4py: q, k, v, log_decay, rows of mask and bias, and results are those of this rank's "
-     "tokens of one sequence, other options those of the whole; gradients of arrays without tokens are this rank's "
-     "part"},
+     "a communicator of mpi4py: q, k, v, log_decay, segments, rows of mask and bias, and results are those of this "
+     "rank's tokens of one sequence, other options those of the whole; gradients of arrays without tokens are this "
+     "rank's part"},
     {"method",
      "with comm: 'all_gather' sends all keys and values to every rank; 'ulysses' exchanges tokens for heads, which "
      "'auto' does where ranks divide the heads and no option has heads or rows; 'ring' moves keys and values from rank "
