@@ -2,6 +2,7 @@
 #ifndef HEED_DISTRIBUTED_DISTRIBUTED_H_
 #define HEED_DISTRIBUTED_DISTRIBUTED_H_
 
+#include "heed/distributed/attend.h"
 #include "heed/distributed/attention.h"
 #include "heed/distributed/group.h"
 #include "heed/distributed/sequence.h"
