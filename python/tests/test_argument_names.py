@@ -77,12 +77,15 @@ GATED = SELF | {"gates": zeros(2, 6, 4, 3), "block": 2, "compressed": (zeros(2, 
                 "window": 2, "count": 3}
 MODES = {"log_dt": zeros(4), "log_A_real": zeros(4, 3), "A_imag": zeros(4, 3), "C": zeros(4, 3, 2)}
 LINEAR = {"o": O, "lse": LSE, "num": O, "den": zeros(2, 6, 4), "gate": [0.5] * 4}
+RESIDUALS = {"query": zeros(8), "residuals": zeros(3, 2, 5, 8), "weight": zeros(8)}
 CALLS = {
     "advise": [{**SELF, "mechanisms": ["attention"], "dtypes": ["f32"]}],
     "alibi_slopes": [{"heads": 4}],
     "attention": [QKV | MASKS | DROPOUT | {"out": O}, PACKED],
     "attention_backward": [{"do": O, **QKV, "o": O, "lse": LSE, "dlse": LSE, **MASKS, **DROPOUT}],
     "attention_map": [{"q": QKV["q"], "k": QKV["k"], **MASKS}],
+    "attention_residual": [RESIDUALS | {"return_weights": True}],
+    "attention_residual_backward": [{"do": zeros(2, 5, 8), **RESIDUALS}],
     "attention_weights": [{"q": QKV["q"], "k": QKV["k"], "lse": LSE, "rows": [0, 5], "heads": [3], **MASKS}],
     "certified_attention": [QKV | {"align": [3, 2], "key_lengths": [9, 8], "query_lengths": [6, 5], "out": O}],
     "explain": [{"name": "attention", **QKV}],

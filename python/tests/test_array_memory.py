@@ -117,6 +117,9 @@ def calls():
         heed.longformer_backward, window=2)
     yield "merge_linear", {"o": O, "lse": LSE, "num": normal(*O.shape), "den": np.ones(O.shape[:3], np.float32),
                            "gate": normal(4)}
+    residuals = {"query": normal(8), "residuals": normal(3, 2, 6, 8), "weight": normal(8)}
+    yield "attention_residual", residuals
+    yield "attention_residual_backward", {"do": normal(2, 6, 8), **residuals}
     yield "merge_linear_backward", {"do": O, "o": O, "lse": LSE, "num": O, "den": np.ones(O.shape[:3], np.float32)}
     nsa = functools.partial(heed.nsa, block=2, count=3, window=2)
     compressed = {"k_cmp": normal(2, 3, 2, 8), "v_cmp": normal(2, 3, 2, 4)}

@@ -44,6 +44,7 @@ def test_public_names():
                  "merge_attention", "explain", "alibi_slopes", "rotary", "sinusoidal", "t5_bias", "t5_bias_backward",
                  "linformer", "linformer_backward", "longformer", "longformer_backward",
                  "merge_linear", "merge_linear_backward", "nsa", "nsa_backward", "NSACache", "certified_attention",
+                 "attention_residual", "attention_residual_backward", "AttentionResidualGradients",
                  "orthogonal_features", "KVCacheBase", "KVCache", "RingKVCache", "LatentKVCache", "load_cache",
                  "view", "View", "advise", "Advice", "Candidate", "set_num_threads", "get_num_threads", "set_checks",
                  "set_strict", "InvalidArgument", "Unsupported", "FileError", "__version__"):

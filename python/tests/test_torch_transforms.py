@@ -55,6 +55,7 @@ def case(name):
         "longformer": (lambda *x: heed.torch.longformer(*x, window=2, tokens=[1]),
                        [normal(2, 6, 2, 4), k, v, normal(2, 6, 2, 4, seed=4), normal(2, 6, 1, 4, seed=5),
                         normal(2, 6, 1, 3, seed=6)]),
+        "attention_residual": (heed.torch.attention_residual, [normal(4), normal(3, 2, 5, 4), normal(4, seed=2)]),
         "merge_linear": (lambda o, lse, num, den, gate: heed.torch.merge_linear(
             o, lse, num, den.exp(), gate=gate.exp()),
                          [q, normal(2, 2, 5), normal(2, 5, 2, 4, seed=5), normal(2, 5, 2), normal(2)]),
@@ -67,8 +68,9 @@ def case(name):
     }[name]
 
 
-OPERATORS = [*NAMES, *scans.DESCRIPTIONS, "attention", "causal_conv1d", "gated_rows", "linformer", "longformer",
-             "merge_linear", "nsa", "rotary", "t5_bias", "token_shift"]
+OPERATORS = [*NAMES, *scans.DESCRIPTIONS, "attention", "attention_residual", "causal_conv1d", "gated_rows",
+             "linformer", "longformer", "merge_linear", "nsa", "rotary", "t5_bias",
+             "token_shift"]
 LINEAR = ["rotary", "t5_bias"]  # whose derivative of forward mode is the operator itself
 TWICE = [*NAMES, *scans.DESCRIPTIONS, "attention", "causal_conv1d", "gated_rows", "linformer",
          "token_shift"]  # which have second derivatives

@@ -1,5 +1,5 @@
 # The functions of fla.ops that are softmax attention, or whose arguments are unlike those of all others.
-"""parallel_attn and its relatives, native sparse attention, mixtures of blocks, Based, RWKV-4."""
+"""parallel_attn and its relatives, native sparse attention, mixtures of blocks, attention residuals, Based, RWKV-4."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from heed.torch import _dispatch
 # The module of flash-linear-attention that has each function.
 PLACES = {
     "attn_decoding_one_step": "attn.decoding",
+    "fused_attnres": "attnres.fused",
     "fused_chunk_based": "based.fused_chunk",
     "fused_recurrent_rwkv4": "rwkv4.fused_recurrent",
     "parallel_attn": "attn.parallel",
@@ -92,6 +93,30 @@ def attn_decoding_one_step(q, k, v, g=None, scale=None, cu_seqlens=None, do_gate
         cu_seqlens_q=list(range(len(cu_seqlens))),
         cu_seqlens_k=cu_seqlens,
     )
+
+
+@speaking(residuals="residuals", weight="rms_weight", eps="rms_eps")
+def fused_attnres(
+    query, residuals, rms_weight, rms_eps=1e-6, scale=1.0, return_weights=False, return_residuals=False
+):
+    """Attention residuals: o, then the probabilities and the stacked residuals if requested."""
+    stacked = residuals
+    if isinstance(residuals, (list, tuple)):
+        if not residuals:
+            raise InvalidArgument("fused_attnres: residuals is empty, expected at least one source")
+        stacked = torch.stack([x.reshape(-1, x.shape[-1]) for x in residuals])
+    _dispatch.check_tensors("fused_attnres", query=query, residuals=stacked, rms_weight=rms_weight)
+    shape = residuals[0].shape
+    rows = stacked.reshape(len(stacked), -1, shape[-1])
+    o, p = heed.torch.attention_residual(
+        query.flatten(), rows, rms_weight.flatten(), eps=rms_eps, scale=scale, return_weights=True
+    )
+    results = [o.view(shape)]
+    if return_weights:
+        results.append(p.view(len(rows), *shape[:-1]))
+    if return_residuals:
+        results.append(stacked)
+    return tuple(results) if len(results) > 1 else results[0]
 
 
 # --- sparse attention -------------------------------------------------------------------------------------------------

@@ -398,7 +398,6 @@ _LACKING = {
     "chunk_precond_kda": "precond_kda.chunk",
     "chunk_titans_linear": "titans.naive",
     "chunk_ttt_linear": "ttt.chunk",
-    "fused_attnres": "attnres.fused",
     "fused_chunk_ttt_linear": "ttt.fused_chunk",
     "fused_recurrent_gated_oja_rule": "gated_oja_rule.fused_recurrent",
     "fused_recurrent_gsa": "gsa.fused_recurrent",

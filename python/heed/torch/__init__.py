@@ -5,6 +5,7 @@ The functions of the package heed by the same names, with torch tensors in and o
 """
 
 from heed.torch._attention import attention
+from heed.torch._attention_residual import attention_residual
 from heed.torch._block_mask import pattern_from_block_mask
 from heed.torch._caches import KVCache, LatentKVCache, NSACache, RingKVCache, load_cache
 from heed.torch._functions import (
@@ -36,6 +37,7 @@ __all__ = [
     "alibi_slopes",
     "attention",
     "attention_map",
+    "attention_residual",
     "attention_weights",
     "certified_attention",
     "load_cache",

@@ -1,0 +1,194 @@
+// heed.attention_residual and heed.attention_residual_backward, and the functions behind PyTorch's operators.
+#include "heed/ops/exact/attention_residual/attention_residual.h"
+
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "docstrings/attention_residual.h"
+#include "python/arguments.h"
+#include "python/docstring.h"
+#include "python/numpy_array.h"
+#include "python/runtime.h"
+#include "python/tensor_caster.h"
+#include "python/torch_host.h"
+
+namespace heed::attention_residual {
+namespace {
+
+namespace nb = nanobind;
+using namespace python;  // NOLINT: the binding's own vocabulary
+
+constexpr char kOp[] = "attention_residual", kBackwardOp[] = "attention_residual_backward";
+
+struct Call {
+  Arrays arrays;
+  BackwardInputs in;
+  Options options;
+  bool return_weights = false;
+  int num_threads = 0;
+  Outputs out;          // for PyTorch
+  Gradients gradients;  // for PyTorch
+};
+using Words = std::vector<Keyword<Call>>;
+
+template <auto kField>
+void ReadTensor(Call& call, const Argument& a) {
+  call.in.*kField = call.arrays.ReadInPlace(a, Kind::kFloat);
+}
+template <auto kField>
+void ReadRows(Call& call, const Argument& a) {
+  call.in.*kField = call.arrays.Read(a, Kind::kFloat);
+}
+template <TensorView Gradients::* kField>
+void WriteGradient(Call& call, const Argument& a) {
+  call.gradients.*kField = call.arrays.Write(a, Kind::kFloat);
+}
+template <TensorView Outputs::* kField>
+void WriteResult(Call& call, const Argument& a) {
+  call.out.*kField = call.arrays.Write(a, Kind::kFloat);
+}
+constexpr Keyword<Call> kGradientOfO[] = {{"do", false, &ReadRows<&BackwardInputs::d_o>}};
+constexpr Keyword<Call> kTorchIncoming[] = {{"the gradient of o", false, &ReadRows<&BackwardInputs::d_o>}};
+constexpr Keyword<Call> kInputs[] = {{"query", false, &ReadTensor<&BackwardInputs::query>},
+                                     {"residuals", false, &ReadRows<&BackwardInputs::residuals>},
+                                     {"weight", true, &ReadTensor<&BackwardInputs::weight>}};
+constexpr Keyword<Call> kOptions[] = {
+    {"eps", false, [](Call& call, const Argument& a) { call.options.eps = ToFinite(a); }},
+    {"scale", false, [](Call& call, const Argument& a) { call.options.scale = ToFinite(a); }}};
+constexpr Keyword<Call> kReturnWeights[] = {
+    {"return_weights", false, [](Call& call, const Argument& a) { call.return_weights = ToBool(a); }}};
+constexpr Keyword<Call> kThreads[] = {{"threads", true, [](Call& call, const Argument& a) {
+                                         call.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads));
+                                       }}};
+constexpr Keyword<Call> kTorchResults[] = {{"o", false, &WriteResult<&Outputs::o>},
+                                           {"weights", true, &WriteResult<&Outputs::weights>}};
+constexpr Keyword<Call> kTorchGradients[] = {{"dquery", true, &WriteGradient<&Gradients::dquery>},
+                                             {"dresiduals", true, &WriteGradient<&Gradients::dresiduals>},
+                                             {"dweight", true, &WriteGradient<&Gradients::dweight>}};
+
+Words Joined(std::initializer_list<std::span<const Keyword<Call>>> parts) {
+  Words all;
+  for (const auto part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+void ReadCall(const char* op, const Words& words, size_t num_positional, const nb::args& args, const nb::kwargs& kwargs,
+              Call& call) {
+  Read<Call>(op, words, num_positional, args.ptr(), kwargs.ptr(), call);
+  if (!call.in.query.present()) FailMissing(op, "query");
+  if (!call.in.residuals.present()) FailMissing(op, "residuals");
+  // The sizes of results follow from its rank.
+  const ConstTensorView& v = call.in.residuals;
+  if (v.rank() < 3) Fail(op, "residuals", "has shape " + v.ShapeString(), "[L, ..., D] with 1 to 4 axes of tokens");
+}
+
+nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
+  static const Words words = Joined({kInputs, kOptions, kReturnWeights, kThreads});
+  Call call;
+  ReadCall(kOp, words, 3, args, kwargs, call);
+  const ConstTensorView& v = call.in.residuals;
+  const std::vector<int64_t> sizes(v.sizes().begin(), v.sizes().end());
+  NewArray o(kOp, v.dtype(), std::vector<int64_t>(sizes.begin() + 1, sizes.end()));
+  Context& ctx = ThreadContext(call.num_threads);
+  if (!call.return_weights) {
+    Compute(kOp, [&] { Forward(ctx, call.in, call.options, {o.view, {}}); });
+    return o.array;
+  }
+  NewArray weights(kOp, v.dtype() == DType::kF64 ? DType::kF64 : DType::kF32,
+                   std::vector<int64_t>(sizes.begin(), sizes.end() - 1));
+  Compute(kOp, [&] { Forward(ctx, call.in, call.options, {o.view, weights.view}); });
+  return nb::make_tuple(o.array, weights.array);
+}
+
+nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::kwargs& kwargs) {
+  static const Words words = Joined({kGradientOfO, kInputs, kOptions, kThreads});
+  Call call;
+  ReadCall(kBackwardOp, words, 4, args, kwargs, call);
+  if (!call.in.d_o.present()) FailMissing(kBackwardOp, "do");
+  const auto like = [](const ConstTensorView& x, TensorView& view) {
+    if (!x.present()) return nb::object(nb::none());
+    NewArray array(kBackwardOp, x.dtype(), x.sizes());
+    view = array.view;
+    return std::move(array.array);
+  };
+  Gradients g;
+  const nb::object dquery = like(call.in.query, g.dquery), dresiduals = like(call.in.residuals, g.dresiduals),
+                   dweight = like(call.in.weight, g.dweight);
+  Context& ctx = ThreadContext(call.num_threads);
+  Compute(kBackwardOp, [&] { Backward(ctx, call.in, call.options, g); });
+  return NewNamedTuple(type, nb::make_tuple(dquery, dresiduals, dweight));
+}
+
+void RunTorch(const nb::args& args) {
+  static const Words words = Joined({kInputs, kTorchResults, kOptions, kThreads});
+  Call call;
+  call.arrays.AllowTorch();
+  Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);
+  Context& ctx = TorchContext(call.num_threads);
+  ComputeForTorch(kOp, [&] { Forward(ctx, call.in, call.options, call.out); });
+}
+
+void RunTorchBackward(const nb::args& args) {
+  static const Words words = Joined({kTorchIncoming, kInputs, kTorchGradients, kOptions, kThreads});
+  Call call;
+  call.arrays.AllowTorch();
+  Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);
+  Context& ctx = TorchContext(call.num_threads);
+  ComputeForTorch(kOp, [&] { Backward(ctx, call.in, call.options, call.gradients); });
+}
+
+constexpr char kInPython[] = R"(
+Returns o, a NumPy array in the dtype of residuals, or (o, weights) with return_weights=True: weights [L, ...] are the
+probabilities, float32, or float64 for float64. An array whose last axis is not contiguous is copied.
+
+Example:
+
+  >>> import heed, numpy as np
+  >>> rng = np.random.default_rng(0)
+  >>> outputs = [rng.standard_normal((1, 10, 16), np.float32) for layer in range(5)]
+  >>> o, p = heed.attention_residual(np.zeros(16, np.float32), np.stack(outputs), return_weights=True)
+  >>> bool(np.allclose(o, np.mean(outputs, 0), atol=1e-6)), p.shape  # a query of zeros: their mean
+  (True, (5, 1, 10)))";
+
+constexpr char kBackwardInPython[] = R"(
+Returns the named tuple heed.AttentionResidualGradients: dquery dresiduals dweight, NumPy arrays in the shape and dtype
+of what they are the gradients of; dweight is None where no weight was given.
+
+Example:
+
+  >>> import heed, numpy as np
+  >>> g = heed.attention_residual_backward(np.ones((1, 4, 8)), np.zeros(8), np.ones((5, 1, 4, 8)))
+  >>> float(g.dresiduals[0, 0, 0, 0])
+  0.2)";
+
+constexpr Said kSaid[] = {{"weight", "[D]: weight of the RMS norm; None: ones"},
+                          {"eps", "added to the mean square of a row"},
+                          {"scale", "factor of the logits"},
+                          {"return_weights", "also return the probabilities"}};
+
+}  // namespace
+
+void Bind(nb::module_& m) {
+  static const char forward[] =
+      "def attention_residual(query: Array, residuals: Array, weight: Array | None = None, *, eps: float = 1e-06, "
+      "scale: float = 1.0, return_weights: bool = False, threads: int | None = None) -> Result | tuple[Result, Result]";
+  static const char backward[] =
+      "def attention_residual_backward(do: Array, query: Array, residuals: Array, weight: Array | None = None, *, "
+      "eps: float = 1e-06, scale: float = 1.0, threads: int | None = None) -> AttentionResidualGradients";
+  m.def(kOp, &RunForward, nb::sig(forward),
+        Docstring(doc::kForward, forward, {kSaid, doc::kAttentionResidualFields}, kInPython).c_str());
+  const nb::object gradients =
+      NamedTupleType(m, "AttentionResidualGradients", "dquery dresiduals dweight", GradientsDoc(kBackwardOp));
+  m.def(
+      kBackwardOp,
+      [gradients](const nb::args& args, const nb::kwargs& kwargs) { return RunBackward(gradients, args, kwargs); },
+      nb::sig(backward),
+      Docstring(doc::kBackward, backward, {kSaid, doc::kAttentionResidualFields}, kBackwardInPython).c_str());
+  m.def("_torch_attention_residual", &RunTorch);
+  m.def("_torch_attention_residual_backward", &RunTorchBackward);
+}
+
+}  // namespace heed::attention_residual
