@@ -330,7 +330,7 @@ TEST_P(Scans, GradientsThatAreNotAskedForChangeNoOthers) {
 int64_t BlockWidth(std::string_view target, int64_t element_bytes) {
   int64_t vector_bytes = 64;
   if (target == "AVX2") vector_bytes = 32;
-  if (target.starts_with("SS") || target.starts_with("EMU")) vector_bytes = 16;
+  if (target.starts_with("SS") || target.starts_with("NEON") || target.starts_with("EMU")) vector_bytes = 16;
   return 4 * vector_bytes / element_bytes;
 }
 
