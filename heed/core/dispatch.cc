@@ -15,7 +15,7 @@ namespace {
 
 // The targets are cached: CPUID traps in a virtual machine and then takes 40 us per call.
 int64_t Supported() {
-  static const int64_t targets = hwy::SupportedTargets();
+  static const int64_t targets = hwy::SupportedTargets() & ~(os::HasDotProducts() ? 0 : HWY_NEON);
   return targets;
 }
 
@@ -25,8 +25,9 @@ int64_t Available(DType dtype) {
   return Supported() & (HWY_TARGETS | extra);
 }
 
-// Kernels for int8 keys are compiled for AVX3_DL too.
-int64_t Available() { return Available(DType::kBF16) | (Supported() & HEED_EXTRA_TARGETS & HWY_AVX3_DL); }
+// Kernels for int8 keys are compiled for these too.
+constexpr int64_t kByteTargets = HEED_EXTRA_TARGETS & (HWY_AVX3_DL | HWY_NEON);
+int64_t Available() { return Available(DType::kBF16) | (Supported() & kByteTargets); }
 
 // AMX is not a Highway target here. Highway reserves the lowest bits, so this one is free.
 constexpr int64_t kAmx = 1;
@@ -40,8 +41,11 @@ constexpr char kOfThisMachine[] = " (built with HEED_TARGETS=native)";
 constexpr char kOfThisMachine[] = "";
 #endif
 
-// Highway's name, but for its baseline of 64-bit ARM: heed has one target with NEON.
-const char* NameOf(int64_t target) { return target == HWY_NEON_WITHOUT_AES ? "NEON" : hwy::TargetName(target); }
+// Highway's name, but on ARM: of its targets heed has the baseline, and NEON for what DotProd adds (targets.h).
+const char* NameOf(int64_t target) {
+  if (target == HWY_NEON_WITHOUT_AES) return "NEON";
+  return target == HWY_NEON ? "NEON_DOTPROD" : hwy::TargetName(target);
+}
 
 // Targets of every processor, by the names that compilers and people use.
 constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
@@ -71,7 +75,9 @@ const char* TargetsOption() {
 #endif
 }
 
-std::vector<std::string> CompiledTargets() { return Names(HWY_TARGETS | (HWY_ARCH_X86 ? HEED_EXTRA_TARGETS : 0)); }
+std::vector<std::string> CompiledTargets() {
+  return Names(HWY_TARGETS | (HWY_ARCH_X86 || HWY_ARCH_ARM_A64 ? HEED_EXTRA_TARGETS : 0));
+}
 
 void CheckCpuHasTarget() {
   if (Available(DType::kF32) != 0) return;
@@ -122,7 +128,7 @@ EmulateAmx::~EmulateAmx() { --emulations; }
 
 bool HasBF16Pairs(int64_t allowed) { return (Supported() & allowed & HEED_EXTRA_TARGETS & HWY_AVX3_ZEN4) != 0; }
 
-bool HasByteProducts(int64_t allowed) { return (Supported() & allowed & HEED_EXTRA_TARGETS & HWY_AVX3_DL) != 0; }
+bool HasByteProducts(int64_t allowed) { return (Supported() & allowed & kByteTargets) != 0; }
 
 size_t TargetIndex(int64_t allowed) {
   if constexpr ((HWY_TARGETS & (HWY_TARGETS - 1)) == 0) return 0;  // tables of one target have one entry

@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #if defined(__linux__)
+#include <sys/auxv.h>
 #include <sys/syscall.h>
 #elif defined(__APPLE__)
 #include <sys/sysctl.h>
@@ -130,6 +131,15 @@ const std::string& AmxRefusal() {
 bool HasAmx() { return AmxRefusal().empty(); }
 
 std::string WhyNoAmx() { return AmxRefusal(); }
+
+bool HasDotProducts() {
+#if defined(__aarch64__) && defined(__linux__)
+  constexpr unsigned long kBoth = HWCAP_ASIMDDP | HWCAP_AES;
+  return (getauxval(AT_HWCAP) & kBoth) == kBoth;
+#else
+  return false;
+#endif
+}
 
 void AtFork(void (*before)(), void (*in_parent)(), void (*in_child)()) {
   if (pthread_atfork(before, in_parent, in_child) != 0) throw std::bad_alloc();

@@ -22,6 +22,9 @@ HEED_API std::string CpuName();
 HEED_API bool HasAmx();
 HEED_API std::string WhyNoAmx();
 
+// True if this CPU is ARM's with DotProd, the dot product of four bytes, and AES, which files for it assume too.
+HEED_API bool HasDotProducts();
+
 HEED_API int64_t ProcessId();
 
 // Registers functions that fork() calls from now on: `before` in the thread that forks, then the others in the parent

@@ -14,7 +14,8 @@
 // Highway does not give them this target.
 //
 // A file that defines HEED_BYTE_PRODUCTS is compiled for AVX3_DL too: Intel CPUs since Ice Lake and AMD CPUs since Zen
-// 4, which have a dot product of four bytes.
+// 4, which have a dot product of four bytes. On ARM it is compiled for CPUs with DotProd (Cortex-A75 and -A76, Neoverse
+// N1 and later), as Highway's target NEON, which heed names NEON_DOTPROD (simd/dot_products-inl.h).
 //
 // A file that defines HEED_AMX is compiled for AVX3_SPR, which every CPU with AMX has, and for AVX2, where AMX
 // is emulated for tests (simd/amx.h).
@@ -31,6 +32,8 @@
 
 #ifdef HEED_NATIVE_TARGET
 #define HEED_EXTRA_TARGETS (HEED_NATIVE_EXTRA)
+#elif defined(__aarch64__)
+#define HEED_EXTRA_TARGETS HWY_NEON
 #else
 #define HEED_EXTRA_TARGETS (HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_AVX3_SPR)
 #endif
@@ -76,7 +79,13 @@
 #if defined(__aarch64__)
 #undef HWY_DISABLED_TARGETS
 #define HWY_BASELINE_TARGETS HWY_NEON_WITHOUT_AES
+#ifdef HEED_BYTE_PRODUCTS
+#undef HEED_ONLY_TARGETS
+#define HEED_ONLY_TARGETS HWY_NEON
+#define HWY_DISABLED_TARGETS (~(HWY_BASELINE_TARGETS | HWY_NEON))
+#else
 #define HWY_DISABLED_TARGETS (~HWY_BASELINE_TARGETS)
+#endif
 #endif
 
 // Highway's names are defined by headers that follow this one, so these macros may contain them but no #if here may.

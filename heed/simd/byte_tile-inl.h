@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "heed/simd/digits-inl.h"
+#include "heed/simd/dot_products-inl.h"
 #include "heed/simd/row_tile-inl.h"
 #include "heed/simd/transpose-inl.h"
 #include "hwy/highway.h"
@@ -53,7 +54,7 @@ HWY_INLINE void DotByteTile(D d, RowsInHand<int8_t>& rows, size_t begin, size_t 
     for (int r = 0; r < R; ++r) {
       HWY_UNROLL(3)
       for (int k = 0; k < kDigits; ++k) {
-        sum[b][r][k] = hn::Set(di, starts[static_cast<size_t>(k) * N + static_cast<size_t>(r)]);
+        sum[b][r][k] = StartOfDots(di, starts[static_cast<size_t>(k) * N + static_cast<size_t>(r)]);
       }
     }
   }
@@ -66,15 +67,14 @@ HWY_INLINE void DotByteTile(D d, RowsInHand<int8_t>& rows, size_t begin, size_t 
       const auto at = [&](size_t i) HWY_ATTR { return row(static_cast<size_t>(b) * N + i) + e; };
       const int32_t* HWY_RESTRICT word = digits + e / 4 * kDigits * N;
       const auto add = [&](size_t i, V column) HWY_ATTR {
-        const auto unsigned_bytes = hn::Xor(hn::BitCast(bytes, column), sign);
+        const auto offset_bytes = hn::Xor(hn::BitCast(bytes, column), sign);
         HWY_UNROLL(8)
         for (int r = 0; r < R; ++r) {
           HWY_UNROLL(3)
           for (int k = 0; k < kDigits; ++k) {
             const size_t digit = (i * kDigits + static_cast<size_t>(k)) * N;
-            sum[b][r][k] = hn::SumOfMulQuadAccumulate(
-                di, unsigned_bytes, hn::BitCast(signed_bytes, hn::Set(di, word[digit + static_cast<size_t>(r)])),
-                sum[b][r][k]);
+            const auto four = hn::BitCast(signed_bytes, hn::Set(di, word[digit + static_cast<size_t>(r)]));
+            sum[b][r][k] = AddDots(di, offset_bytes, four, sum[b][r][k]);
           }
         }
       };

@@ -1,9 +1,12 @@
 // Products of f32 rows with int8 rows against exact sums: every number of rows and size, between guard pages, and
 // non-finite elements.
 #define HWY_WANT_AVX3_DL
+#ifdef __aarch64__
+#define HEED_BYTE_PRODUCTS
+#endif
 #include "heed/core/targets.h"
 // After targets.h: the targets that multiply bytes, and the baseline.
-#ifndef HEED_ONE_TARGET
+#if !defined(HEED_ONE_TARGET) && !defined(__aarch64__)
 #undef HWY_DISABLED_TARGETS
 #define HWY_DISABLED_TARGETS \
   (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_ZEN4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
@@ -43,11 +46,15 @@ struct Operands {
 #endif
 }  // namespace heed::byte_tile_test
 
-// After highway.h:
-#include "heed/simd/byte_products-inl.h"
+// After highway.h, and before others that are compiled per target:
+#include "heed/simd/dot_products-inl.h"
+// After dot_products-inl.h:
 #include "heed/simd/byte_tile-inl.h"
+#if HWY_ARCH_X86
+#include "heed/simd/byte_products-inl.h"
 #include "heed/simd/emulated_amx-inl.h"
-#if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3_SPR || HWY_TARGET == HWY_AVX2
+#endif
+#if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3_SPR || HWY_TARGET == HWY_AVX2 || HWY_ARCH_ARM_A64
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::byte_tile_test::HWY_NAMESPACE {
@@ -70,7 +77,7 @@ void WithDigits(const Operands& x, const hs::DigitLayout& layout, const F& f) {
   f(digits.as<int32_t>(), at.data());
 }
 
-#if HWY_TARGET == HWY_AVX3_DL
+#if HWY_TARGET == HWY_AVX3_DL || HWY_ARCH_ARM_A64
 // out[row][lane].
 void Dots(const Operands& x) {
   const hn::ScalableTag<float> d;
@@ -79,7 +86,7 @@ void Dots(const Operands& x) {
     if (x.few == 1) run(std::integral_constant<int, 1>());
     if (x.few == 2) run(std::integral_constant<int, 2>());
     if (x.few == 4) run(std::integral_constant<int, 4>());
-    if (x.few == 8) run(std::integral_constant<int, 8>());
+    if (x.few == 8) run(std::integral_constant<int, std::min<int>(8, kLanes)>());
   });
 }
 #else
@@ -106,7 +113,8 @@ void Sums(const Operands& x, bool clear, ptrdiff_t out_row) {
 HWY_AFTER_NAMESPACE();
 #endif  // HWY_TARGET
 
-#if HWY_ONCE && (HWY_TARGETS & HWY_AVX2) && (HWY_TARGETS & HWY_AVX3_DL) && (HWY_TARGETS & HWY_AVX3_SPR)
+#if HWY_ONCE && \
+    (HWY_ARCH_ARM_A64 || ((HWY_TARGETS & HWY_AVX2) && (HWY_TARGETS & HWY_AVX3_DL) && (HWY_TARGETS & HWY_AVX3_SPR)))
 namespace heed::byte_tile_test {
 namespace {
 
@@ -119,10 +127,15 @@ struct Unit {
   bool (*present)();
 };
 constexpr Unit kUnits[] = {
+#if HWY_ARCH_ARM_A64
+    {"vectors", N_NEON::kLanes, &N_NEON::Dots, nullptr, [] { return HasByteProducts(kAllTargets); }},
+    {"emulated vectors", N_NEON_WITHOUT_AES::kLanes, &N_NEON_WITHOUT_AES::Dots, nullptr, [] { return true; }},
+#else
     {"vectors", N_AVX3_DL::kLanes, &N_AVX3_DL::Dots, nullptr, [] { return HasByteProducts(kAllTargets); }},
     {"tiles", N_AVX3_SPR::kLanes, &N_AVX3_SPR::Dots, &N_AVX3_SPR::Sums, &os::HasAmx},
     {"emulated tiles", N_AVX2::kLanes, &N_AVX2::Dots, &N_AVX2::Sums,
      [] { return (hwy::SupportedTargets() & HWY_AVX2) != 0; }},
+#endif
 };
 
 class ByteTileTest : public testing::TestWithParam<Unit> {
@@ -133,16 +146,12 @@ class ByteTileTest : public testing::TestWithParam<Unit> {
   const Unit& unit = GetParam();
 };
 
-// Only AMX has these: vectors multiply int8 by f32 weights (row_tile_test.cc).
-class ByteTileSumsTest : public ByteTileTest {};
-
 std::string NameOf(const testing::TestParamInfo<Unit>& value) {
   std::string name = value.param.name;
   std::erase(name, ' ');
   return name;
 }
 INSTANTIATE_TEST_SUITE_P(Units, ByteTileTest, testing::ValuesIn(kUnits), NameOf);
-INSTANTIATE_TEST_SUITE_P(Units, ByteTileSumsTest, testing::ValuesIn(kUnits + 1, std::end(kUnits)), NameOf);
 
 // Contiguous int8 rows and their factors.
 struct Case {
@@ -197,6 +206,7 @@ struct Case {
 TEST_P(ByteTileTest, IsTheSumUpToTheRoundingOfTheFewRows) {
   uint64_t seed = 1;
   for (const int few : {1, 2, 4, 8}) {
+    if (static_cast<size_t>(few) > unit.lanes) continue;
     for (const size_t count : {1, 3, 16, 17, 32, 64, 67}) {
       for (const size_t columns : {1, 3, 4, 5, 63, 64, 65, 71, 128, 200}) {
         for (const double size : {1.0, 1e-27, 1e-33, 1e30}) {
@@ -261,16 +271,35 @@ TEST_P(ByteTileTest, ZerosGiveZeroAndWhatIsNotFiniteItsKind) {
 // Integer sums do not depend on the other rows.
 TEST_P(ByteTileTest, BitsDependOnNoOtherRow) {
   for (const size_t columns : {40, 64, 150}) {
-    const Case eight(unit, 8, 33, columns, 11);
-    eight.Run();
-    const std::vector<float> all(eight.out.as<float>(), eight.out.as<float>() + eight.count * unit.lanes);
-    unit.dots({1, eight.bytes() + columns, static_cast<ptrdiff_t>(columns), 5, columns, eight.x.as<float>(),
-               eight.factors.as<float>() + 1, eight.out.as<float>()});
+    const Case most(unit, static_cast<int>(std::min<size_t>(8, unit.lanes)), 33, columns, 11);
+    most.Run();
+    const std::vector<float> all(most.out.as<float>(), most.out.as<float>() + most.count * unit.lanes);
+    unit.dots({1, most.bytes() + columns, static_cast<ptrdiff_t>(columns), 5, columns, most.x.as<float>(),
+               most.factors.as<float>() + 1, most.out.as<float>()});
     for (size_t j = 0; j < 5; ++j) {
-      EXPECT_EQ(std::memcmp(&eight.out.as<float>()[j * unit.lanes], &all[(j + 1) * unit.lanes], sizeof(float)), 0);
+      EXPECT_EQ(std::memcmp(&most.out.as<float>()[j * unit.lanes], &all[(j + 1) * unit.lanes], sizeof(float)), 0);
     }
   }
 }
+
+#if HWY_ARCH_ARM_A64
+// The instruction's sums are those of the baseline's products and additions.
+TEST_P(ByteTileTest, BitsAreThoseOfTheBaseline) {
+  for (const int few : {1, 2, 4}) {
+    for (const size_t columns : {1, 40, 64, 150}) {
+      const Case c(unit, few, 67, columns, 11);
+      c.Run();
+      const std::vector<float> expected(c.out.as<float>(), c.out.as<float>() + c.count * unit.lanes);
+      N_NEON_WITHOUT_AES::Dots({few, c.bytes(), static_cast<ptrdiff_t>(columns), c.count, columns, c.x.as<float>(),
+                                c.factors.as<float>(), c.out.as<float>()});
+      EXPECT_EQ(std::memcmp(c.out.as<float>(), expected.data(), expected.size() * sizeof(float)), 0);
+    }
+  }
+}
+#else
+// Only AMX has these: vectors multiply int8 by f32 weights (row_tile_test.cc).
+class ByteTileSumsTest : public ByteTileTest {};
+INSTANTIATE_TEST_SUITE_P(Units, ByteTileSumsTest, testing::ValuesIn(kUnits + 1, std::end(kUnits)), NameOf);
 
 // Sums over rows weighted by fixed-point weights, against exact sums. A weight has an error of half a unit, 2^-24 of
 // the row's largest.
@@ -345,6 +374,8 @@ TEST_P(ByteTileSumsTest, AWeightThatIsNotFiniteStaysInItsRow) {
   }
 }
 
+#endif  // HWY_ARCH_ARM_A64
+
 }  // namespace
 }  // namespace heed::byte_tile_test
-#endif  // HWY_ONCE && (HWY_TARGETS & HWY_AVX3_DL)
+#endif  // HWY_ONCE

@@ -55,6 +55,14 @@ std::string AmxTarget(const Context&) { return "tiles"; }
 
 std::string PairTarget(const Context&) { return "AVX3_ZEN4"; }
 
+std::string ByteTarget(const Context&) {
+#if defined(__aarch64__)
+  return "NEON_DOTPROD";
+#else
+  return "AVX3_DL";
+#endif
+}
+
 const Kernel kAmx = {{
                          .name = "softmax_tiles",
                          .why = "AMX products of bf16, query rows in lanes; f32 as splits of three, f16 of two",
@@ -97,7 +105,7 @@ const Kernel kDecodeInt8Bytes = {{
       return DecodeInt8Bytes(ctx).forward != nullptr ? "" : "needs a CPU that multiplies bytes";
     },
     .forward_passes = &DecodeInt8Bytes,
-    .target = [](const Context&) -> std::string { return "AVX3_DL"; },
+    .target = &ByteTarget,
 }};
 
 const Kernel kDecodeInt8 = {{

@@ -16,6 +16,7 @@
 #include <limits>
 
 #include "heed/engines/softmax/certified/sketch.h"
+#include "heed/simd/dot_products-inl.h"
 #include "heed/simd/math-inl.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
@@ -81,8 +82,8 @@ class SketchBlock {
     for (int r = 0; r < R; ++r) {
       HWY_UNROLL(4)
       for (size_t u = 0; u < U; ++u) {
-        sum[r][u][0] = hn::Set(di, rows_.starts[r][0]);
-        sum[r][u][1] = hn::Set(di, rows_.starts[r][1]);
+        sum[r][u][0] = hs::StartOfDots(di, rows_.starts[r][0]);
+        sum[r][u][1] = hs::StartOfDots(di, rows_.starts[r][1]);
       }
     }
     const auto* HWY_RESTRICT at = reinterpret_cast<const uint8_t*>(block) + v * N * 4;
@@ -96,8 +97,8 @@ class SketchBlock {
         for (int r = 0; r < R; ++r) {
           HWY_UNROLL(2)
           for (int k = 0; k < 2; ++k) {
-            sum[r][u][k] = hn::SumOfMulQuadAccumulate(di, key, hn::BitCast(signed_bytes, hn::Set(di, word[2 * r + k])),
-                                                      sum[r][u][k]);
+            const auto four = hn::BitCast(signed_bytes, hn::Set(di, word[2 * r + k]));
+            sum[r][u][k] = hs::AddDots(di, key, four, sum[r][u][k]);
           }
         }
       }
