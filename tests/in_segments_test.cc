@@ -178,10 +178,10 @@ class InSegments : public testing::TestWithParam<Mechanism> {
   static double Tolerance(DType dtype) { return dtype == DType::kF64 ? 1e-11 : dtype == DType::kF32 ? 2e-4 : 0.02; }
 };
 
-// Three segments, the last of 22 tokens.
+// Four segments, two of which are summarised, the last of 22 tokens.
 TEST_P(InSegments, HaveTheResultsOfTheWhole) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
-    const Call call(GetParam(), dtype, 150, 21);
+    const Call call(GetParam(), dtype, 214, 21);
     const std::string what = Name(dtype);
     ExpectNear(call, Compute(call, {Segment(64)}), Compute(call, {}), Tolerance(dtype), what);
     if (GetParam().name == "rg_lru") continue;
@@ -191,7 +191,7 @@ TEST_P(InSegments, HaveTheResultsOfTheWhole) {
 }
 
 TEST_P(InSegments, DoNotDependOnThreads) {
-  const Call call(GetParam(), DType::kF32, 150, 22);
+  const Call call(GetParam(), DType::kF32, 214, 22);
   const Computed expected = Compute(call, {Segment(64)});
   for (const int threads : {2, 3, 8}) {
     ExpectBits(call, Compute(call, {Segment(64), threads}), expected, true, std::to_string(threads) + " threads");
@@ -204,7 +204,7 @@ TEST_P(InSegments, DoNotDependOnThreads) {
 TEST_P(InSegments, HaveTheBitsOfAGroup) {
   if (GetParam().name == "s4d") GTEST_SKIP() << "its last segment is a convolution in a group, if no state is wanted";
   for (const bool reverse : {false, true}) {
-    const Call call(GetParam(), DType::kF32, 150, 23);
+    const Call call(GetParam(), DType::kF32, 214, 23);
     Numbers numbers = Segment(64), of_group;
     numbers.reverse = of_group.reverse = reverse;
     ExpectBits(call, Compute(call, {numbers}), Compute(call, {.numbers = of_group, .group = true}), false,

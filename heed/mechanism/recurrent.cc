@@ -359,8 +359,8 @@ mechanism::Division EngineCall::DivisionOf(const Definition& definition, const A
   const ConstTensorView state(nullptr, state_dtype(), state_shapes[0]);
   const std::vector<int64_t> transition = mechanism::TransitionShape(definition.table, in, 0, state);
   const size_t columns = mechanism::ColumnsOf(definition.table.states[0]);
-  if (recurrence::IsRandom(p.feature)) return division;  // features do not decay
-  const int64_t of_transition = transition.empty() ? p.value_size : transition[columns];
+  if (recurrence::IsRandom(p.feature)) return division;                        // features do not decay
+  const int64_t of_transition = transition.empty() ? 1 : transition[columns];  // empty: relative to a maximum
   // A tile is at least half a part wide.
   division.transition = static_cast<double>(std::max(of_transition, recurrence::kPartColumns / 2)) /
                         static_cast<double>(std::max(p.value_size, recurrence::kPartColumns / 2));

@@ -400,11 +400,13 @@ SummaryPasses::SummaryPasses(const char* op, const Table& table, const Arguments
     const bool is_maximum = state.role == StateTensor::kMaximum;
     const double none = !is_maximum ? 0 : table.Has(Role::kInputGate) ? -1e30 : state.absent;
     zeros[i] = given.present() ? given : constants_.Of(none, to.dtype(), SizesOf(to), state.axes, state.axes);
-    basis_[i] = zeros[i];
     const std::vector<int64_t> shape = TransitionShape(table, in, i, to);
-    if (ColumnsOf(state) != std::string_view::npos) {
-      columns_ = (shape.empty() ? SizesOf(to) : shape)[ColumnsOf(state)];
+    std::vector<int64_t> of_basis = shape.empty() ? SizesOf(to) : shape;
+    if (const size_t columns = ColumnsOf(state); columns != std::string_view::npos) {
+      if (shape.empty()) of_basis[columns] = 1;  // relative to a maximum: the pass is for that alone
+      columns_ = of_basis[columns];
     }
+    basis_[i] = given.present() ? given : constants_.Of(none, to.dtype(), of_basis, state.axes, state.axes);
     if (shape.empty()) {
       if (transition.present()) Fail(op, name("transition"), "is given", "none: it follows from the others");
       continue;

@@ -153,7 +153,7 @@ def test_what_is_not_a_communicator_is_refused():
     with pytest.raises(heed.InvalidArgument, match="comm is .*expected a communicator of mpi4py"):
         heed.gla(*arrays(), comm="world")
     with pytest.raises(heed.InvalidArgument, match="segment is 0"):
-        heed.gla(*arrays(), segment=0)
+        heed.gla(*arrays(), comm=Comm(World(1), 0), segment=0)
     with pytest.raises(heed.InvalidArgument, match="expected None: explain"):
         heed.explain("gla", q=(1, 8, 2, 4), k=(1, 8, 2, 4), v=(1, 8, 2, 4), log_decay=(1, 8, 2, 4), comm="world")
 
