@@ -63,7 +63,7 @@ template <class View>
 struct Sums {
   View S, z, m;
 };
-constexpr Sums<mechanism::StateTensor> kStates = {
+constexpr Sums<mechanism::StateTensor> kSums = {
     .S = {"S", "BGKV"},
     .z = {"z", "BGK"},
     .m = {"m", "BGK", mechanism::StateTensor::kMaximum, -std::numeric_limits<double>::infinity()},
@@ -71,7 +71,7 @@ constexpr Sums<mechanism::StateTensor> kStates = {
 
 }  // namespace
 
-HEED_DEFINE_REFERENCES
+HEED_DEFINE_REFERENCES_WITH(kSums)
 
 // Tolerances are those of the sums plus the errors of the softmaxes: a few u, u times the range of their exponents, and
 // a random walk for the sum over tokens.
