@@ -47,6 +47,8 @@ fla.ops.rwkv7.chunk.chunk_rwkv7(r, w, k, v, a, b, scale=1.0, initial_state=None,
     lower_bound=None, **kwargs)
 fla.ops.simple_gla.chunk.chunk_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initial_state=None,
     output_final_state=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None, **kwargs)
+fla.ops.log_linear_attn.chunk.chunk_log_linear_attn(q, k, v, g, level_scales, initial_state=None,
+    output_final_state=False, cu_seqlens=None)
 fla.ops.attnres.fused.fused_attnres(query, residuals, rms_weight, rms_eps=1e-06, scale=1.0, return_weights=False,
     return_residuals=False)
 fla.ops.based.fused_chunk.fused_chunk_based(q, k, v, scale=None, use_norm=True, **kwargs)

@@ -77,6 +77,8 @@ GATED = SELF | {"gates": zeros(2, 6, 4, 3), "block": 2, "compressed": (zeros(2, 
                 "window": 2, "count": 3}
 MODES = {"log_dt": zeros(4), "log_A_real": zeros(4, 3), "A_imag": zeros(4, 3), "C": zeros(4, 3, 2)}
 LINEAR = {"o": O, "lse": LSE, "num": O, "den": zeros(2, 6, 4), "gate": [0.5] * 4}
+LEVELS = {"q": zeros(2, 6, 2, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 4, 5), "level_scales": zeros(2, 6, 4, 5),
+          "log_decay": zeros(2, 6, 4), "initial_state": zeros(2, 4, 5, 8, 5), "positions": [1, 2]}
 RESIDUALS = {"query": zeros(8), "residuals": zeros(3, 2, 5, 8), "weight": zeros(8)}
 CALLS = {
     "advise": [{**SELF, "mechanisms": ["attention"], "dtypes": ["f32"]}],
@@ -90,6 +92,11 @@ CALLS = {
     "certified_attention": [QKV | {"align": [3, 2], "key_lengths": [9, 8], "query_lengths": [6, 5], "out": O}],
     "explain": [{"name": "attention", **QKV}],
     "load_cache": [{"path": __file__}],
+    "log_linear_attention": [LEVELS | {"lengths": [6, 5], "starts": [0, 1], "return_state": True}],
+    "log_linear_attention_backward": [{"do": zeros(2, 6, 4, 5), **LEVELS, "dstate": zeros(2, 4, 5, 8, 5)}],
+    "log_linear_attention_step": [{"q": zeros(2, 2, 8), "k": zeros(2, 2, 8), "v": zeros(2, 4, 5),
+                                   "level_scales": zeros(2, 4, 5), "state": zeros(2, 4, 5, 8, 5),
+                                   "log_decay": zeros(2, 4), "positions": [1, 2]}],
     "longformer": [LONG | DROPOUT | {"out": O}],
     "longformer_backward": [{"do": O, **LONG, "o": O, "lse": LSE, "dlse": LSE}],
     "merge_attention": [{"parts": [(O, LSE), (O, LSE)], "sinks": zeros(4)}],

@@ -117,6 +117,10 @@ def calls():
         heed.longformer_backward, window=2)
     yield "merge_linear", {"o": O, "lse": LSE, "num": normal(*O.shape), "den": np.ones(O.shape[:3], np.float32),
                            "gate": normal(4)}
+    levels = {"q": normal(2, 6, 2, 8), "k": normal(2, 6, 2, 8), "v": normal(2, 6, 4, 8),
+              "level_scales": normal(2, 6, 4, 5)}
+    yield "log_linear_attention", levels
+    yield "log_linear_attention_backward", {"do": normal(2, 6, 4, 8), **levels}
     residuals = {"query": normal(8), "residuals": normal(3, 2, 6, 8), "weight": normal(8)}
     yield "attention_residual", residuals
     yield "attention_residual_backward", {"do": normal(2, 6, 8), **residuals}

@@ -45,6 +45,7 @@ def test_public_names():
                  "linformer", "linformer_backward", "longformer", "longformer_backward",
                  "merge_linear", "merge_linear_backward", "nsa", "nsa_backward", "NSACache", "certified_attention",
                  "attention_residual", "attention_residual_backward", "AttentionResidualGradients",
+                 "log_linear_attention", "log_linear_attention_backward", "log_linear_attention_step",
                  "orthogonal_features", "KVCacheBase", "KVCache", "RingKVCache", "LatentKVCache", "load_cache",
                  "view", "View", "advise", "Advice", "Candidate", "set_num_threads", "get_num_threads", "set_checks",
                  "set_strict", "InvalidArgument", "Unsupported", "FileError", "__version__"):

@@ -56,6 +56,9 @@ def case(name):
                        [normal(2, 6, 2, 4), k, v, normal(2, 6, 2, 4, seed=4), normal(2, 6, 1, 4, seed=5),
                         normal(2, 6, 1, 3, seed=6)]),
         "attention_residual": (heed.torch.attention_residual, [normal(4), normal(3, 2, 5, 4), normal(4, seed=2)]),
+        "log_linear_attention": (lambda *x: heed.torch.log_linear_attention(*x[:4], log_decay=-x[4].exp()),
+                                 [q, normal(2, 5, 2, 4, seed=2), normal(2, 5, 4, 3, seed=3), normal(2, 5, 4, 4),
+                                  normal(2, 5, 4)]),
         "merge_linear": (lambda o, lse, num, den, gate: heed.torch.merge_linear(
             o, lse, num, den.exp(), gate=gate.exp()),
                          [q, normal(2, 2, 5), normal(2, 5, 2, 4, seed=5), normal(2, 5, 2), normal(2)]),
@@ -69,7 +72,7 @@ def case(name):
 
 
 OPERATORS = [*NAMES, *scans.DESCRIPTIONS, "attention", "attention_residual", "causal_conv1d", "gated_rows",
-             "linformer", "longformer", "merge_linear", "nsa", "rotary", "t5_bias",
+             "linformer", "log_linear_attention", "longformer", "merge_linear", "nsa", "rotary", "t5_bias",
              "token_shift"]
 LINEAR = ["rotary", "t5_bias"]  # whose derivative of forward mode is the operator itself
 TWICE = [*NAMES, *scans.DESCRIPTIONS, "attention", "causal_conv1d", "gated_rows", "linformer",

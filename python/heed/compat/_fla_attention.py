@@ -1,5 +1,6 @@
 # The functions of fla.ops that are softmax attention, or whose arguments are unlike those of all others.
-"""parallel_attn and its relatives, native sparse attention, mixtures of blocks, attention residuals, Based, RWKV-4."""
+"""parallel_attn and its relatives, native sparse attention, mixtures of blocks, attention residuals, log-linear
+attention, Based, RWKV-4."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from heed.torch import _dispatch
 # The module of flash-linear-attention that has each function.
 PLACES = {
     "attn_decoding_one_step": "attn.decoding",
+    "chunk_log_linear_attn": "log_linear_attn.chunk",
     "fused_attnres": "attnres.fused",
     "fused_chunk_based": "based.fused_chunk",
     "fused_recurrent_rwkv4": "rwkv4.fused_recurrent",
@@ -117,6 +119,17 @@ def fused_attnres(
     if return_residuals:
         results.append(stacked)
     return tuple(results) if len(results) > 1 else results[0]
+
+
+@speaking(log_decay="g")
+def chunk_log_linear_attn(
+    q, k, v, g, level_scales, initial_state=None, output_final_state=False, cu_seqlens=None
+):
+    """Log-linear attention with gates [B, T, HV]; (o, None). States of the original hold its last chunk of tokens, and
+    are refused: heed.torch.log_linear_attention has states and steps."""
+    refuse("chunk_log_linear_attn", "initial_state", initial_state, None)
+    refuse("chunk_log_linear_attn", "output_final_state", output_final_state, False)
+    return heed.torch.log_linear_attention(q, k, v, level_scales, log_decay=g, cu_seqlens=cu_seqlens), None
 
 
 # --- sparse attention -------------------------------------------------------------------------------------------------

@@ -392,7 +392,6 @@ _LACKING = {
     "chunk_abc": "abc.chunk",
     "chunk_gated_oja_rule": "gated_oja_rule.chunk",
     "chunk_gsa": "gsa.chunk",
-    "chunk_log_linear_attn": "log_linear_attn.chunk",
     "chunk_mesa_net": "mesa_net.chunk",
     "chunk_precond_gated_delta_rule": "precond_gated_delta_rule.chunk",
     "chunk_precond_kda": "precond_kda.chunk",

@@ -20,6 +20,7 @@ from heed.torch._functions import (
     sinusoidal,
     t5_bias,
 )
+from heed.torch._log_linear_attention import log_linear_attention, log_linear_attention_step
 from heed.torch._longformer import longformer
 from heed.torch._mechanisms import functions as _of_mechanisms
 from heed.torch._merge_linear import merge_linear
@@ -41,6 +42,8 @@ __all__ = [
     "attention_weights",
     "certified_attention",
     "load_cache",
+    "log_linear_attention",
+    "log_linear_attention_step",
     "longformer",
     "merge_attention",
     "merge_linear",

@@ -62,8 +62,8 @@ Gradients ToGradients(const Problem& p, std::span<const TensorView> views) {
   return out;
 }
 
-// Bounds of rounding errors to first order. u is 2^-24 or 2^-53; a chain of n roundings is a random walk, bounded by
-// six standard deviations of u / sqrt(3), 3.5 u sqrt(n). With A_l = |scale| r_l sum_c |u_c v_lc|:
+// The bounds are to first order. u is 2^-24 or 2^-53. A chain of n roundings is a random walk, bounded by six standard
+// deviations of u / sqrt(3), which is chain(n) = 3.5 u sqrt(n). With A_l = |scale| r_l sum_c |u_c v_lc|:
 //
 //   s_l      by ds_l = A_l (2 chain(D) + 4 u)                         two sums, and the rounding of weight .* query
 //   p_l      by p_l rel_l,  rel_l = ds_l + sum p ds + 2 chain(L) + 8 u

@@ -1,0 +1,390 @@
+// log_linear_attention in the harness: its entry, problems, and the tolerance of kernels against the reference.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "heed/core/error.h"
+#include "heed/harness/buffer.h"
+#include "heed/harness/case.h"
+#include "heed/harness/mechanism/problem_case.h"
+#include "heed/mechanism/check_internal.h"
+#include "heed/ops/gated/log_linear_attention/log_linear_attention_internal.h"
+
+namespace heed::log_linear_attention {
+namespace {
+
+using Shape = std::vector<int64_t>;
+using Views = std::span<const TensorView>;
+
+// Arguments of one call with their memory, which copies share.
+struct Problem {
+  BackwardInputs in;  // d_o is absent in a forward pass; in a step, initial_state is the state
+  Options options;
+  std::string pass = "forward";
+  std::vector<OutputSpec> outputs;
+  std::vector<Buffer> memory;
+  std::string note;
+
+  TensorView Keep(const Buffer& buffer) {
+    memory.push_back(buffer);
+    return buffer.view();
+  }
+  std::vector<std::pair<const char*, ConstTensorView>> Tensors() const {
+    return {{"q", in.q},
+            {"k", in.k},
+            {"v", in.v},
+            {"level_scales", in.level_scales},
+            {"log_decay", in.log_decay},
+            {"initial_state", in.initial_state},
+            {"d_o", in.d_o},
+            {"d_state", in.d_final_state},
+            {"positions", options.positions},
+            {"lengths", options.lengths},
+            {"starts", options.starts},
+            {"cu_seqlens", options.cu_seqlens}};
+  }
+};
+
+Shape ShapeOf(const ConstTensorView& t) { return {t.sizes().begin(), t.sizes().end()}; }
+
+int64_t NumSequences(const Problem& p) {
+  return p.options.cu_seqlens.present() ? p.options.cu_seqlens.size(0) - 1 : p.in.q.size(0);
+}
+
+void Describe(Problem& p) {
+  const BackwardInputs& in = p.in;
+  p.outputs.clear();
+  if (p.pass == "backward") {
+    for (const auto& [name, of] : {std::pair{"dq", in.q},
+                                   {"dk", in.k},
+                                   {"dv", in.v},
+                                   {"dlevel_scales", in.level_scales},
+                                   {"dlog_decay", in.log_decay},
+                                   {"dinitial_state", in.initial_state}}) {
+      if (of.present()) p.outputs.push_back({name, of.dtype(), ShapeOf(of), {}});
+    }
+    return;
+  }
+  const Shape state = {NumSequences(p), in.v.size(2), in.level_scales.size(3), in.q.size(3), in.v.size(3)};
+  Shape o = ShapeOf(in.v);
+  if (p.pass == "step") o.erase(o.begin() + 1);
+  p.outputs = {{"o", in.v.dtype(), o, {}}, {"state", mechanism::StateDType(in.q.dtype()), state, {}}};
+}
+
+Gradients ToGradients(const Problem& p, Views views) {
+  Gradients out;
+  const std::map<std::string, TensorView*> places = {{"dq", &out.dq},
+                                                     {"dk", &out.dk},
+                                                     {"dv", &out.dv},
+                                                     {"dlevel_scales", &out.dlevel_scales},
+                                                     {"dlog_decay", &out.dlog_decay},
+                                                     {"dinitial_state", &out.dinitial_state}};
+  for (size_t i = 0; i < views.size(); ++i) *places.at(p.outputs[i].name) = views[i];
+  return out;
+}
+
+// o as a tensor with an axis of one token.
+TensorView WithToken(const TensorView& o) {
+  return {o.data(), o.dtype(), {o.size(0), 1, o.size(1), o.size(2)}, {o.stride(0), 0, o.stride(1), o.stride(2)}};
+}
+ConstTensorView WithoutToken(const ConstTensorView& t) {
+  if (!t.present()) return {};
+  Shape sizes = ShapeOf(t), strides(t.strides().begin(), t.strides().end());
+  sizes.erase(sizes.begin() + 1);
+  strides.erase(strides.begin() + 1);
+  return {t.data(), t.dtype(), sizes, strides};
+}
+
+void RunReference(const Problem& p, Views views) {
+  if (p.pass == "backward") return BackwardReference(p.in, p.options, ToGradients(p, views));
+  Reference(p.in, p.options, {p.pass == "step" ? WithToken(views[0]) : views[0], views[1]});
+}
+
+void Run(const Problem& p, Context& ctx, Views views) {
+  if (p.pass == "backward") return Backward(ctx, p.in, p.options, ToGradients(p, views));
+  if (p.pass == "forward") return Forward(ctx, p.in, p.options, {views[0], views[1]});
+  const ConstTensorView& state = p.in.initial_state;
+  if (state.num_elements() > 0) {
+    Shape index(5);
+    do SetElement(views[1], index, GetElement(state, index));
+    while (NextIndex(state.sizes(), index));
+  }
+  StepInputs token;
+  token.q = WithoutToken(p.in.q);
+  token.k = WithoutToken(p.in.k);
+  token.v = WithoutToken(p.in.v);
+  token.level_scales = WithoutToken(p.in.level_scales);
+  token.log_decay = WithoutToken(p.in.log_decay);
+  Step(ctx, token, p.options, views[1], views[0]);
+}
+
+// |x| in f64; log decays as they are.
+ConstTensorView Magnitudes(Problem& p, const ConstTensorView& t, bool negative = false) {
+  if (!t.present()) return {};
+  const Buffer buffer(DType::kF64, t.sizes());
+  if (t.num_elements() > 0) {
+    Shape index(static_cast<size_t>(t.rank()));
+    do SetElement(buffer.view(), index, negative ? GetElement(t, index) : std::abs(GetElement(t, index)));
+    while (NextIndex(t.sizes(), index));
+  }
+  return p.Keep(buffer);
+}
+
+// Every result is a sum of products of a query, a key, a value, a level and decays. Its error is at most that of one
+// term times the sum of their magnitudes, which the reference computes from the magnitudes of all inputs. The roundings
+// of a term are a random walk, bounded by six standard deviations of u / sqrt(3). Sums over K, V and the tokens have
+// one rounding per step, a decay has two, its exponential and its product. The gradient of a log decay has terms of all
+// later tokens, which cancel except for those that the decay is a factor of.
+void Tolerance(const Problem& p, Views expected, Views allowed) {
+  Problem m;
+  m.pass = p.pass;
+  m.options = p.options;
+  m.options.scale = std::abs(p.options.scale.value_or(1));
+  m.in.q = Magnitudes(m, p.in.q);
+  m.in.k = Magnitudes(m, p.in.k);
+  m.in.v = Magnitudes(m, p.in.v);
+  m.in.level_scales = Magnitudes(m, p.in.level_scales);
+  m.in.log_decay = Magnitudes(m, p.in.log_decay, true);
+  m.in.initial_state = Magnitudes(m, p.in.initial_state);
+  m.in.d_o = Magnitudes(m, p.in.d_o);
+  m.in.d_final_state = Magnitudes(m, p.in.d_final_state);
+  Describe(m);
+  RunReference(m, allowed);
+
+  const int64_t T = p.in.q.size(1), G = p.in.v.size(2), L = p.in.level_scales.size(3);
+  std::map<std::string, TensorView> by_name;
+  for (size_t i = 0; i < allowed.size(); ++i) by_name[p.outputs[i].name] = allowed[i];
+  if (const auto of = by_name.find("dlog_decay"); of != by_name.end()) {
+    double of_states = 0;
+    if (p.in.d_final_state.present()) {
+      const Buffer o(DType::kF64, p.in.v.sizes()), state(DType::kF64, p.in.d_final_state.sizes());
+      Reference(m.in, m.options, {o.view(), state.view()});
+      const std::vector<double> S = Elements(state.view()), d = Elements(m.in.d_final_state);
+      for (size_t i = 0; i < S.size(); ++i) of_states += S[i] * d[i];
+    }
+    for (int64_t b = 0; b < p.in.q.size(0); ++b) {
+      for (int64_t h = 0; h < G; ++h) {
+        double sum = of_states;
+        for (int64_t t = T; t-- > 0;) {
+          for (int64_t l = 0; l < L; ++l) {
+            sum += GetElement(m.in.level_scales, Shape{b, t, h, l}) *
+                   GetElement(by_name.at("dlevel_scales"), Shape{b, t, h, l});
+          }
+          SetElement(of->second, Shape{b, t, h}, sum);
+        }
+      }
+    }
+  }
+  const bool wide = p.in.q.dtype() == DType::kF64;
+  const double u = wide ? 0x1p-53 : 0x1p-24;
+  const auto root = [](int64_t n) { return std::sqrt(static_cast<double>(n)); };
+  const double share = 3.5 * u * (root(p.in.q.size(3)) + root(p.in.v.size(3)) + 3 * root(T + 64) + 16);
+  for (size_t i = 0; i < allowed.size(); ++i) {
+    const DType dtype = p.outputs[i].dtype;
+    const double rounding = dtype == DType::kBF16 ? 1.01 * 0x1p-8 : dtype == DType::kF16 ? 1.01 * 0x1p-11 : 2 * u;
+    const double least = dtype == DType::kF16 ? 0x1p-24 : wide ? 0x1p-1000 : 0x1p-110;
+    if (allowed[i].num_elements() == 0) continue;
+    Shape index(static_cast<size_t>(allowed[i].rank()));
+    do {
+      const double value = std::abs(GetElement(expected[i], index));
+      SetElement(allowed[i], index, share * GetElement(allowed[i], index) + rounding * value + least);
+    } while (NextIndex(allowed[i].sizes(), index));
+  }
+}
+
+Case ToCase(const Problem& problem) {
+  const auto p = std::make_shared<const Problem>(problem);
+  Case c;
+  c.pass = p->pass;
+  c.title = std::string("log_linear_attention ") + Name(p->in.q.dtype());
+  for (const auto& [name, view] : p->Tensors()) {
+    if (!view.present()) continue;
+    c.title += std::string(" ") + name + view.ShapeString() + "/" + ShapeString(view.strides());
+    c.bytes += mechanism::Bytes(view);
+  }
+  c.title += " scale=" + std::to_string(p->options.scale.value_or(1)) + " " + p->note;
+  c.outputs = p->outputs;
+  c.run = [p](Context& ctx, Views views) { Run(*p, ctx, views); };
+  c.reference = [p](Views expected, Views tolerance) {
+    RunReference(*p, expected);
+    if (!tolerance.empty()) Tolerance(*p, expected, tolerance);
+  };
+  if (p->pass == "forward") {
+    c.timed = [p](Context& ctx, Views views) { Forward(ctx, p->in, p->options, {views[0], {}}); };
+  }
+  for (const OutputSpec& output : c.outputs) {
+    double size = static_cast<double>(SizeOf(output.dtype));
+    for (const int64_t axis : output.sizes) size *= static_cast<double>(axis);
+    c.bytes += size;
+  }
+  // Pairs of a chunk, the states of half of the bits of its place, and its own sum.
+  const double K = static_cast<double>(p->in.q.size(3)), V = static_cast<double>(p->in.v.size(3));
+  const int64_t T = p->in.q.size(1);
+  const double tokens = static_cast<double>(p->in.q.size(0) * T * p->in.v.size(2));
+  const double bits = T > 64 ? std::log2(static_cast<double>(T) / 64) / 2 : 0;
+  const double forward = tokens * (64 * (K + V) + 2 * K * V * (1 + bits));
+  c.flops = p->pass == "step" ? tokens * 6 * K * V : p->pass == "forward" ? forward : 3 * forward;
+  return c;
+}
+
+int64_t LevelsFor(int64_t tokens) { return tokens < 2 ? 1 : std::bit_width(static_cast<uint64_t>(tokens - 1)) + 1; }
+
+// Fills log decays with exponentials of this mean, negated.
+void FillDecays(const Buffer& buffer, uint64_t seed, double mean) {
+  mechanism::FillEach(buffer, seed, [mean](Random& random) { return mean * std::log(1 - random.Uniform(0, 1)); });
+}
+
+Case MakeCase(const CaseRequest& request) {
+  const Sizes& s = request.sizes;
+  if (request.pass != "forward" && request.pass != "backward" && request.pass != "step") {
+    throw InvalidArgument("log_linear_attention: pass is " + request.pass + ", expected forward, backward or step");
+  }
+  Problem p;
+  p.pass = request.pass;
+  p.note = request.variant;
+  uint64_t seed = request.seed * 16;
+  const int64_t T = request.pass == "step" ? 1 : s.Tq, before = request.pass == "step" ? s.Tk : 0;
+  const auto tensor = [&](const Shape& sizes) {
+    return p.Keep(Buffer(request.dtype, sizes, Placement::kAligned).FillNormal(++seed));
+  };
+  const int64_t L = LevelsFor(T + before);
+  p.in.q = tensor({s.B, T, s.Hkv, s.D});
+  p.in.k = tensor({s.B, T, s.Hkv, s.D});
+  p.in.v = tensor({s.B, T, s.Hq, s.Dv});
+  p.in.level_scales = tensor({s.B, T, s.Hq, L});
+  if (!mechanism::Words(request.variant).Has("ungated")) {
+    const Buffer g(request.dtype, Shape{s.B, T, s.Hq}, Placement::kAligned);
+    FillDecays(g, ++seed, 0.05);
+    p.in.log_decay = p.Keep(g);
+  }
+  if (request.pass == "step") {
+    const Buffer state(mechanism::StateDType(request.dtype), Shape{s.B, s.Hq, L, s.D, s.Dv}, Placement::kAligned);
+    p.in.initial_state = p.Keep(state.FillNormal(++seed));
+    const Buffer positions(DType::kI64, Shape{s.B}, Placement::kAligned);
+    std::fill_n(positions.as<int64_t>(), s.B, before);
+    p.options.positions = p.Keep(positions);
+    // States of bits that are not set are zeros.
+    for (int64_t j = 0; j < L; ++j) {
+      const TensorView of = state.view().Slice(2, j, j + 1);
+      if ((before >> j & 1) != 0 || of.num_elements() == 0) continue;
+      Shape index(5);
+      do SetElement(of, index, 0);
+      while (NextIndex(of.sizes(), index));
+    }
+  }
+  if (request.pass == "backward") p.in.d_o = tensor({s.B, T, s.Hq, s.Dv});
+  p.options.scale = 1 / std::sqrt(static_cast<double>(s.D));
+  Describe(p);
+  return ToCase(p);
+}
+
+class Maker {
+ public:
+  Maker(DType dtype, uint64_t seed) : dtype_(dtype), random_(seed, 12), seed_(seed * 64) {
+    p_.note = "seed=" + std::to_string(seed);
+  }
+
+  Case Make() {
+    const DType wide = mechanism::StateDType(dtype_);
+    const bool packed = Chance(0.25);
+    const int64_t B = packed ? 1 : Chance(0.03) ? 0 : Integer(1, 2);
+    const int64_t T = Chance(0.03) ? 0 : Chance(0.6) ? Integer(1, 70) : Integer(100, 200);
+    const int64_t H = Integer(1, 2), G = H * random_.Pick<int64_t>({1, 1, 2, 3}), N = packed ? Integer(1, 4) : B;
+    const int64_t K = Channels(), V = Channels(), L = 9 + Integer(0, 2);
+    const auto of_token = [&] { return Chance(0.5) ? dtype_ : wide; };
+    p_.in.q = Tensor(dtype_, {B, T, H, K}, true);
+    p_.in.k = Tensor(dtype_, {B, T, H, K}, true);
+    p_.in.v = Tensor(dtype_, {B, T, G, V}, true);
+    p_.in.level_scales = Tensor(of_token(), {B, T, G, L}, false);
+    if (Chance(0.75)) {
+      const Buffer g = Layout(of_token(), {B, T, G}, false);
+      FillDecays(g, ++seed_, random_.Pick({0.01, 0.1, 3.0}));
+      p_.in.log_decay = p_.Keep(g);
+    }
+    if (packed) {
+      const Buffer bounds(DType::kI64, Shape{N + 1});
+      std::vector<int64_t> cuts = {0, T};
+      while (static_cast<int64_t>(cuts.size()) <= N) cuts.push_back(Integer(0, T));
+      std::sort(cuts.begin(), cuts.end());
+      if (N == 0) cuts.resize(1);
+      std::copy(cuts.begin(), cuts.end(), bounds.as<int64_t>());
+      p_.options.cu_seqlens = p_.Keep(bounds);
+    } else if (Chance(0.3) && B > 0) {
+      const Buffer lengths(DType::kI32, Shape{B}), starts(DType::kI32, Shape{B});
+      for (int64_t b = 0; b < B; ++b) {
+        lengths.as<int32_t>()[b] = static_cast<int32_t>(Integer(0, T));
+        starts.as<int32_t>()[b] = static_cast<int32_t>(Integer(0, T / 2));
+      }
+      p_.options.lengths = p_.Keep(lengths);
+      p_.options.starts = p_.Keep(starts);
+    }
+    if (Chance(0.5)) {
+      p_.in.initial_state = Tensor(wide, {N, G, L, K, V}, false);
+      const Buffer positions(DType::kI64, Shape{N});
+      for (int64_t n = 0; n < N; ++n) positions.as<int64_t>()[n] = Chance(0.3) ? Integer(0, 3) * 16 : Integer(0, 45);
+      p_.options.positions = p_.Keep(positions);
+    }
+    if (Chance(0.5)) {
+      p_.pass = "backward";
+      p_.in.d_o = Tensor(dtype_, {B, T, G, V}, true);
+      if (Chance(0.5)) p_.in.d_final_state = Tensor(wide, {N, G, L, K, V}, false);
+    }
+    if (Chance(0.5)) p_.options.scale = random_.Pick({0.3, -1.0, 0.0});
+    Describe(p_);
+    return ToCase(p_);
+  }
+
+ private:
+  bool Chance(double probability) { return random_.Chance(probability); }
+  int64_t Integer(int64_t low, int64_t high) { return random_.Integer(low, high); }
+  int64_t Channels() { return Chance(0.8) ? Integer(1, 20) : random_.Pick<int64_t>({31, 32, 33, 64}); }
+
+  // Two axes in either order, gaps between rows, and columns too without `rows`; against either guard page.
+  Buffer Layout(DType dtype, const Shape& sizes, bool rows) {
+    std::vector<size_t> order;  // from the innermost axis outwards
+    for (size_t axis = sizes.size(); axis-- > 0;) order.push_back(axis);
+    if (Chance(0.4)) std::swap(order[rows ? 1 : 0], order[rows ? 2 : 1]);
+    Shape strides(sizes.size());
+    int64_t next = 1;
+    for (const size_t axis : order) {
+      strides[axis] = next;
+      next = next * std::max<int64_t>(sizes[axis], 1) + (Chance(0.3) ? Integer(1, 3) : 0);
+    }
+    const Placement placement = Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard;
+    return Buffer(dtype, sizes, strides, placement, Integer(0, 5));
+  }
+  ConstTensorView Tensor(DType dtype, const Shape& sizes, bool rows) {
+    return p_.Keep(Layout(dtype, sizes, rows).FillNormal(++seed_));
+  }
+
+  DType dtype_;
+  Random random_;
+  uint64_t seed_;
+  Problem p_;
+};
+
+}  // namespace
+
+OpEntry Entry() {
+  return {
+      .name = "log_linear_attention",
+      .family = "gated",
+      .passes = {"forward", "backward", "step"},
+      .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
+      .variants = {"ungated"},
+      .flops = "64 (D + Dv) + 2 D Dv (1 + log2(Tq / 64) / 2) per token and head of Hq, backward three times as many",
+      .bytes = "(B Tq (2 Hkv D + 2 Hq Dv + Hq log2 Tq)) size",
+      .state = "B Hq log2(Tq) D Dv 4",
+      .make_case = &MakeCase,
+      .random_case = [](DType dtype, uint64_t seed) { return Maker(dtype, seed).Make(); }};
+}
+
+}  // namespace heed::log_linear_attention

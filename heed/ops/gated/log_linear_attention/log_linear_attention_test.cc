@@ -1,0 +1,212 @@
+// log_linear_attention beyond random problems: reproducibility, edges, and errors.
+#include "heed/ops/gated/log_linear_attention/log_linear_attention.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "heed/core/error.h"
+#include "heed/harness/buffer.h"
+#include "heed/ops/gated/simple_gla/simple_gla.h"
+
+namespace heed::log_linear_attention {
+namespace {
+
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+// 2 sequences of T tokens, 2 key and 4 value heads, with results.
+struct Fixture {
+  int64_t T;
+  Buffer q, k, v, scales, g, o, state;
+
+  explicit Fixture(int64_t tokens, DType dtype = DType::kF32)
+      : T(tokens), q(dtype, {2, T, 2, 12}), k(dtype, {2, T, 2, 12}), v(dtype, {2, T, 4, 10}),
+        scales(dtype, {2, T, 4, 10}), g(dtype, {2, T, 4}), o(dtype, {2, T, 4, 10}),
+        state(dtype == DType::kF64 ? DType::kF64 : DType::kF32, {2, 4, 10, 12, 10}) {
+    uint64_t seed = 0;
+    for (const Buffer* x : {&q, &k, &v, &scales}) x->FillNormal(++seed);
+    g.FillConstant(-0.05);
+    o.Poison();
+    state.Poison();
+  }
+  Inputs inputs(int64_t begin, int64_t end) const {
+    return {.q = q.view().Slice(1, begin, end),
+            .k = k.view().Slice(1, begin, end),
+            .v = v.view().Slice(1, begin, end),
+            .level_scales = scales.view().Slice(1, begin, end),
+            .log_decay = g.view().Slice(1, begin, end)};
+  }
+  Inputs inputs() const { return inputs(0, T); }
+  Outputs outputs() const { return {o.view(), state.view()}; }
+};
+
+Buffer Positions(int64_t position) {
+  const Buffer positions(DType::kI64, {2});
+  for (int64_t i = 0; i < 2; ++i) positions.as<int64_t>()[i] = position;
+  return positions;
+}
+
+TEST(LogLinearAttentionTest, SplitsAtMultiplesOf64HaveTheSameBits) {
+  Context ctx(1);
+  const Fixture whole(200), split(200);
+  Forward(ctx, whole.inputs(), {}, whole.outputs());
+  const Buffer middle(DType::kF32, split.state.view().sizes());
+  Forward(ctx, split.inputs(0, 128), {}, {split.o.view().Slice(1, 0, 128), middle.view()});
+  Inputs rest = split.inputs(128, 200);
+  rest.initial_state = middle.view();
+  const Buffer positions = Positions(128);
+  Options options;
+  options.positions = positions.view();
+  Forward(ctx, rest, options, {split.o.view().Slice(1, 128, 200), split.state.view()});
+  EXPECT_TRUE(SameBits(whole.o.view(), split.o.view()));
+  EXPECT_TRUE(SameBits(whole.state.view(), split.state.view()));
+}
+
+TEST(LogLinearAttentionTest, BitsDoNotDependOnThreads) {
+  Context one(1), three(3);
+  const Fixture a(150), b(150);
+  Forward(one, a.inputs(), {}, a.outputs());
+  Forward(three, b.inputs(), {}, b.outputs());
+  EXPECT_TRUE(SameBits(a.o.view(), b.o.view()));
+  EXPECT_TRUE(SameBits(a.state.view(), b.state.view()));
+}
+
+TEST(LogLinearAttentionTest, StatesAreThoseOfTheBitsOfTheNumberOfTokens) {
+  Context ctx(1);
+  const Fixture f(150);  // 128 + 16 + 4 + 2
+  Forward(ctx, f.inputs(), {}, f.outputs());
+  for (int64_t j = 0; j < 10; ++j) {
+    double size = 0;
+    for (const double x : Elements(f.state.view().Slice(2, j, j + 1))) size += std::abs(x);
+    EXPECT_EQ(size > 0, (150 >> j & 1) != 0) << j;
+  }
+}
+
+TEST(LogLinearAttentionTest, StatesOfBitsThatAreNotSetAreNotRead) {
+  Context ctx(1);
+  const Fixture f(70), with_nan(70);
+  f.state.FillNormal(9);
+  const Buffer initial(DType::kF32, f.state.view().sizes()), bad(DType::kF32, f.state.view().sizes());
+  initial.FillNormal(9);
+  bad.FillNormal(9);
+  for (int64_t h = 0; h < 4; ++h) bad.Set({1, h, 1, 3, 3}, std::nan(""));  // 37 = 32 + 4 + 1
+  const Buffer positions = Positions(37);
+  Options options;
+  options.positions = positions.view();
+  Inputs in = f.inputs();
+  in.initial_state = initial.view();
+  Forward(ctx, in, options, f.outputs());
+  in.initial_state = bad.view();
+  Forward(ctx, in, options, with_nan.outputs());
+  EXPECT_TRUE(SameBits(f.o.view(), with_nan.o.view()));
+}
+
+TEST(LogLinearAttentionTest, NoTokensLeaveTheStatesAsTheyAre) {
+  Context ctx(1);
+  const Fixture f(0);
+  const Buffer initial(DType::kF32, f.state.view().sizes());
+  initial.FillNormal(3);
+  const Buffer positions = Positions(5);
+  Options options;
+  options.positions = positions.view();
+  Inputs in = f.inputs();
+  in.initial_state = initial.view();
+  Forward(ctx, in, options, f.outputs());
+  EXPECT_EQ(f.state.Get({1, 2, 2, 4, 4}), initial.Get({1, 2, 2, 4, 4}));
+  EXPECT_EQ(f.state.Get({1, 2, 1, 4, 4}), 0);
+}
+
+TEST(LogLinearAttentionTest, LevelsThatAllCountAlikeAreSimpleGla) {
+  Context ctx(1);
+  const Fixture f(140, DType::kF64);
+  f.scales.FillConstant(1);
+  Forward(ctx, f.inputs(), {}, f.outputs());
+  const Buffer o(DType::kF64, f.o.view().sizes());
+  recurrent::Options options;
+  options.scale = 1;
+  simple_gla::Inputs in;
+  in.q = f.q.view();
+  in.k = f.k.view();
+  in.v = f.v.view();
+  in.log_decay = f.g.view();
+  simple_gla::Forward(ctx, in, options, {o.view()});
+  const std::vector<double> got = Elements(f.o.view()), want = Elements(o.view());
+  for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], 1e-11) << i;
+}
+
+TEST(LogLinearAttentionTest, ALogDecayOfMinusInfinityClearsAndAPositiveOneIsZero) {
+  Context ctx(1);
+  const Fixture f(100), cut(100), positive(100), zero(100);
+  for (int64_t h = 0; h < 4; ++h) cut.g.Set({1, 70, h}, -std::numeric_limits<double>::infinity());
+  Forward(ctx, f.inputs(), {}, f.outputs());
+  Forward(ctx, cut.inputs(), {}, cut.outputs());
+  for (const double x : Elements(cut.o.view())) EXPECT_TRUE(std::isfinite(x));
+  EXPECT_EQ(f.o.Get({1, 69, 3, 9}), cut.o.Get({1, 69, 3, 9}));
+  double product = 0;
+  for (int64_t i = 0; i < 12; ++i) product += cut.q.Get({1, 70, 1, i}) * cut.k.Get({1, 70, 1, i});
+  EXPECT_NEAR(cut.o.Get({1, 70, 3, 9}), product * cut.v.Get({1, 70, 3, 9}) * cut.scales.Get({1, 70, 3, 0}), 1e-4);
+  positive.g.FillConstant(2);
+  zero.g.FillConstant(0);
+  Forward(ctx, positive.inputs(), {}, positive.outputs());
+  Forward(ctx, zero.inputs(), {}, zero.outputs());
+  EXPECT_TRUE(SameBits(positive.o.view(), zero.o.view()));
+  Context checks(1);
+  checks.set_checks(true);
+  EXPECT_THAT([&] { Forward(checks, positive.inputs(), {}, positive.outputs()); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("log_decay")));
+}
+
+TEST(LogLinearAttentionTest, ErrorsNameTheArgumentAndWriteNothing) {
+  const Fixture f(9);
+  Context ctx(1);
+  const Buffer positions = Positions(5), far = Positions(510), narrow(DType::kF32, {2});
+  const auto forward = [&](const std::function<void(Inputs&, Options&)>& change, const std::string& message) {
+    Inputs in = f.inputs();
+    Options options;
+    change(in, options);
+    EXPECT_THAT([&] { Forward(ctx, in, options, f.outputs()); }, ThrowsMessage<InvalidArgument>(HasSubstr(message)));
+    EXPECT_TRUE(std::isnan(f.o.Get({0, 0, 0, 0})));
+  };
+  const Buffer initial(DType::kF32, f.state.view().sizes());
+  forward([](auto& in, auto&) { in.q = {}; }, "log_linear_attention::Forward: q is absent");
+  forward([](auto& in, auto&) { in.v = in.v.Slice(2, 0, 3); }, "v has 3 heads, expected a multiple of the 2");
+  forward([](auto& in, auto&) { in.k = in.k.Slice(1, 0, 8); }, "k has shape [2,8,2,12], expected [2,9,2,12]");
+  forward([](auto& in, auto&) { in.level_scales = in.level_scales.Slice(3, 0, 4); },
+          "level_scales has 4 levels, expected enough for 9 tokens");
+  forward([](auto& in, auto&) { in.level_scales = in.level_scales.Slice(3, 0, 0); }, "expected at least one level");
+  forward([](auto& in, auto&) { in.q = in.k = in.q.Slice(3, 0, 0); }, "expected at least one channel");
+  forward([](auto& in, auto&) { in.log_decay = in.log_decay.Slice(2, 0, 3); }, "log_decay has shape [2,9,3]");
+  forward([](auto&, auto& options) { options.scale = std::nan(""); }, "scale is nan, expected a finite number");
+  forward([&](auto& in, auto&) { in.initial_state = initial.view(); }, "positions is absent");
+  forward([&](auto&, auto& options) { options.positions = positions.view(); }, "positions[0] is 5, expected 0 without");
+  forward([&](auto&, auto& options) { options.positions = narrow.view(); }, "positions has dtype f32");
+  forward(
+      [&](auto& in, auto& options) {
+        in.initial_state = initial.view();
+        options.positions = far.view();
+      },
+      "level_scales has 10 levels, expected enough for 519 tokens");
+  BackwardInputs in;
+  static_cast<Inputs&>(in) = f.inputs();
+  in.d_o = f.v.view();
+  EXPECT_THAT([&] { Backward(ctx, in, {}, {.dinitial_state = f.state.view()}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("dinitial_state is asked for, expected none")));
+  EXPECT_THAT([&] { Backward(ctx, in, {}, {.dv = f.v.view()}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("dv overlaps v")));
+  const Inputs token = {.q = f.q.view().Slice(1, 0, 1)};
+  EXPECT_THAT([&] { Step(ctx, f.inputs(), {}, {}, f.o.view()); }, ThrowsMessage<InvalidArgument>(HasSubstr("Step")));
+  Inputs with_state = token;
+  with_state.initial_state = initial.view();
+  EXPECT_THAT([&] { Step(ctx, with_state, {}, f.state.view(), f.o.view()); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("initial_state is given, expected none")));
+}
+
+}  // namespace
+}  // namespace heed::log_linear_attention
