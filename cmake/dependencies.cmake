@@ -68,7 +68,15 @@ if(HEED_BUILD_BENCHMARKS AND HEED_BENCH_LIBRARIES)
   endif()
 endif()
 if(HEED_BUILD_PYTHON)
-  find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+  if(CMAKE_CROSSCOMPILING)
+    # FindPython wants headers of the interpreter that it runs, which is this machine's. The module uses Python's limited
+    # API, which is the same in all versions; Python_INCLUDE_DIRS has the other machine's headers.
+    find_package(Python 3.10 REQUIRED COMPONENTS Interpreter)
+    add_library(Python::Module INTERFACE IMPORTED)
+    target_include_directories(Python::Module INTERFACE ${Python_INCLUDE_DIRS})
+  else()
+    find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+  endif()
   if(NOT nanobind_DIR)
     execute_process(COMMAND ${Python_EXECUTABLE} -m nanobind --cmake_dir
       OUTPUT_VARIABLE nanobind_ROOT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)

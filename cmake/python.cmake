@@ -34,22 +34,27 @@ if(sources)
     target_link_options(_core PRIVATE LINKER:--version-script=${map})
     set_property(TARGET _core APPEND PROPERTY LINK_DEPENDS ${map})
   endif()
-  # nanobind's stub is the source of those that type checkers read: heed._core's and heed.torch's.
-  set(stubs ${PROJECT_BINARY_DIR}/_core.pyi ${PROJECT_BINARY_DIR}/torch.pyi)
-  set(tool ${PROJECT_SOURCE_DIR}/tools/stubs.py)
-  set(package ${PROJECT_SOURCE_DIR}/python/heed)
-  nanobind_add_stub(_core_functions MODULE _core OUTPUT ${PROJECT_BINARY_DIR}/stub/_core.pyi
-    PYTHON_PATH $<TARGET_FILE_DIR:_core> DEPENDS _core)
-  add_custom_command(OUTPUT ${stubs} VERBATIM
-    COMMAND ${Python_EXECUTABLE} ${tool} ${PROJECT_BINARY_DIR}/stub/_core.pyi ${package} ${stubs}
-    DEPENDS ${PROJECT_BINARY_DIR}/stub/_core.pyi ${tool} ${package}/_typing.py ${package}/_signatures.py
-      ${package}/torch/__init__.py)
-  add_custom_target(_core_stub ALL DEPENDS ${stubs})
+  # nanobind's stub is the source of those that type checkers read: heed._core's and heed.torch's. It is made by importing
+  # the module, so a cross build has none.
+  if(NOT CMAKE_CROSSCOMPILING)
+    set(stubs ${PROJECT_BINARY_DIR}/_core.pyi ${PROJECT_BINARY_DIR}/torch.pyi)
+    set(tool ${PROJECT_SOURCE_DIR}/tools/stubs.py)
+    set(package ${PROJECT_SOURCE_DIR}/python/heed)
+    nanobind_add_stub(_core_functions MODULE _core OUTPUT ${PROJECT_BINARY_DIR}/stub/_core.pyi
+      PYTHON_PATH $<TARGET_FILE_DIR:_core> DEPENDS _core)
+    add_custom_command(OUTPUT ${stubs} VERBATIM
+      COMMAND ${Python_EXECUTABLE} ${tool} ${PROJECT_BINARY_DIR}/stub/_core.pyi ${package} ${stubs}
+      DEPENDS ${PROJECT_BINARY_DIR}/stub/_core.pyi ${tool} ${package}/_typing.py ${package}/_signatures.py
+        ${package}/torch/__init__.py)
+    add_custom_target(_core_stub ALL DEPENDS ${stubs})
+  endif()
   # For the wheel, which asks for this component: the paths are those of a package, and of where it was built last.
   set(of_wheel COMPONENT python EXCLUDE_FROM_ALL)
   install(TARGETS _core LIBRARY DESTINATION heed ${of_wheel})
-  install(FILES ${PROJECT_BINARY_DIR}/_core.pyi DESTINATION heed ${of_wheel})
-  install(FILES ${PROJECT_BINARY_DIR}/torch.pyi DESTINATION heed/torch RENAME __init__.pyi ${of_wheel})
+  if(NOT CMAKE_CROSSCOMPILING)
+    install(FILES ${PROJECT_BINARY_DIR}/_core.pyi DESTINATION heed ${of_wheel})
+    install(FILES ${PROJECT_BINARY_DIR}/torch.pyi DESTINATION heed/torch RENAME __init__.pyi ${of_wheel})
+  endif()
   if(HEED_WITH_CUDA AND NOT HEED_CUDA_FAST_COMPILE)
     install(TARGETS heed_cuda LIBRARY DESTINATION heed ${of_wheel})
   endif()
