@@ -67,6 +67,10 @@ inline constexpr Said kAttendArguments[] = {
     {"tree",
      "[T]: the parent of each row, an earlier one; -1 where it follows what was there "
      "before the last append"},
+    {"comm",
+     "a communicator of mpi4py, whose ranks have caches with parts of the keys of every sequence, in the order of "
+     "ranks; all give the same q, the last tokens, whose keys are in the cache of the last rank, and each gets the "
+     "merged result. Options are then scale, causal, softcap, sinks, precision and invariant"},
     {"options",
      "the other keywords of heed.attention that a cache does not know itself; a ring's "
      "window and sink_tokens are its own unless others are given"},

@@ -304,14 +304,18 @@ def check_caches():
             o, of_all = own.attend(q.to(kind), return_lse=True, group=world(), **options)
             expect(o, expected, FLOATS[kind], ("cache", kind, list(options)))
             expect(of_all, lse, 2e-5, "lse of a cache")
+            whole_here = own.attend(q.to(kind), return_lse=True, group=world(), **options)
+            assert torch.equal(whole_here[0], o) and torch.equal(whole_here[1], of_all)
             out = torch.empty_like(o)
             assert own.attend(q.to(kind), group=world(), out=out, **options) is out or torch.equal(out, o)
-    for cache, options in ((own, {"window": (3, 0)}), (heed.torch.RingKVCache(2, 2, 8, window=8), {})):
+    rotated = heed.torch.KVCache(2, 2, 8, dtype=kind, rotary={"interleaved": False})
+    for cache, options in ((own, {"window": (3, 0)}), (heed.torch.RingKVCache(2, 2, 8, dtype=kind, window=8), {}),
+                           (rotated, {}), (own, {"epsilon": 0.1})):
         try:
             cache.attend(q.to(kind), group=world(), **options)
         except heed.Unsupported:
             continue
-        raise AssertionError("a window of a divided cache was not refused")
+        raise AssertionError(f"{type(cache).__name__} with {options} was not refused")
 
 
 def check_shards():

@@ -307,6 +307,44 @@ def test_packed_sequences_are_cut_anywhere(how):
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
 
 
+def test_a_seed_that_is_not_given_is_that_of_one_rank():
+    values, _, _ = tensors(np.float32)
+    np.random.seed(3)
+    results = unpacked(run(3, lambda comm: heed.attention(**of_ranges(values, CONTIGUOUS[comm.rank]), dropout=0.5,
+                                                          comm=comm)))
+    np.random.seed(3)  # the ranks are threads, which draw from one generator in any order
+    seeds = [int.from_bytes(np.random.bytes(8), "little") for _ in range(3)]
+    got = np.concatenate(results, 1)
+    assert any(np.array_equal(got, heed.attention(**values, dropout=0.5, seed=seed)) for seed in seeds)
+
+
+def test_caches_of_several_ranks():
+    rng = np.random.default_rng(1)
+    k, v = rng.standard_normal((2, 2, TOKENS, KEY_HEADS, CHANNELS), np.float32)
+    q, rows = rng.standard_normal((2, 4, HEADS, CHANNELS), np.float32), 4
+    sinks = np.linspace(-1, 1, HEADS)
+
+    def cache_of(begin, end):
+        cache = heed.KVCache(2, KEY_HEADS, CHANNELS)
+        for first, last in ((begin, min(end, TOKENS - rows)), (max(begin, TOKENS - rows), end)):
+            if first < last:
+                cache.append(k[:, first:last], v[:, first:last])
+        return cache
+
+    for options in ({}, {"softcap": 3.0, "scale": 0.2}, {"sinks": sinks}):
+        expected, lse = cache_of(0, TOKENS).attend(q, return_lse=True, **options)
+        for got, of_all in unpacked(run(3, lambda comm: cache_of(*CUTS[comm.rank]).attend(
+                q, return_lse=True, comm=comm, **options))):
+            np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(of_all, lse, rtol=0, atol=1e-5)
+    for options, kind, said in (({"window": (3, 0)}, heed.Unsupported, "window is given with a group"),
+                                ({"tree": [-1, 0, 1, 2]}, heed.InvalidArgument, "tree is given with comm")):
+        for result in run(2, lambda comm: cache_of(*CUTS[2 * comm.rank]).attend(q, comm=comm, **options)):
+            assert isinstance(result, kind) and said in str(result), result
+    with pytest.raises(heed.InvalidArgument, match="KVCache.quantization_bound: comm is given"):
+        cache_of(0, TOKENS).quantization_bound(q, comm=Comm(World(1), 0))
+
+
 def test_a_rank_may_leave_out_lse():
     values, _, _ = tensors(np.float32)
     expected, lse = heed.attention(**values, causal=True, return_lse=True)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import heed
-from heed import InvalidArgument, _core, _signatures
-from heed.torch import _cache_operators, _dispatch, _distributed_attention
+from heed import InvalidArgument, Unsupported, _core, _signatures
+from heed.torch import _cache_operators, _dispatch, _distributed_attention, _group
 
 _DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -106,13 +106,13 @@ def _on_tensors(cls: Any) -> Any:
         if not isinstance(q, Tensor):
             raise InvalidArgument(f"{name}.attend: q is of type {type(q).__name__}, expected a tensor")
         _dispatch.check_bools(f"{name}.attend", return_lse=return_lse, return_bound=return_bound)
-        if group is not None:
-            options |= {"return_bound": True} if return_bound else {}
-            o, lse = _distributed_attention.attend_cache(self, f"{name}.attend", q, group, options)
-            o = o if out is None else _written(f"{name}.attend", out, o)
-            return (o, lse) if return_lse else o
         (q,), lse, bound = _under_autocast(self, q), None, None
-        if _is_compiling():
+        if group is not None:
+            for option in ("epsilon", "return_bound"):
+                if return_bound if option == "return_bound" else options.get(option) is not None:
+                    raise Unsupported(f"{name}.attend: {option} is given with a group, expected None")
+            options["comm"] = _group.Transport(_group.Group(f"{name}.attend", group))
+        elif _is_compiling():
             if return_bound is not False:
                 options["return_bound"] = return_bound
             o, lse = _cache_operators.attend(self._handle, q, self._width, options)
@@ -138,11 +138,11 @@ def _on_tensors(cls: Any) -> Any:
     for of, method in methods.items():
         method = vars(cls).get(of, method)
         method.__name__, method.__doc__ = of, _signatures.text_on_tensors(
-            base if of == "__init__" else getattr(base, of))
+            base if of == "__init__" else getattr(base, of), without=("comm",) if of == "attend" else ())
         method.__qualname__ = f"{name}.{of}"
         divided = of == "attend" and base is not heed.NSACache
         keywords = _signatures.CACHE_IN_A_GROUP if divided else ()
-        method.__signature__ = _signatures.of_tensors(getattr(base, of), keywords=keywords)
+        method.__signature__ = _signatures.of_tensors(getattr(base, of), without=("comm",), keywords=keywords)
         if divided:
             method.__doc__ += "\n\n" + _distributed_attention.TEXT_OF_CACHES
         setattr(cls, of, method)

@@ -11,10 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import heed
 from heed import InvalidArgument, Unsupported, _core
 from heed.torch import _dispatch, _group, _operators
-from heed.torch._functions import merge_attention
 
 _METHODS = ("auto", "all_gather", "ulysses", "ring")
 
@@ -66,47 +64,8 @@ def call(function: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, *, group
 
 TEXT_OF_CACHES = """With group=, each rank's cache holds a part of the keys of every sequence, in the order of ranks,
 and all ranks give the same q, whose rows are the last tokens: their keys are in the cache of the last rank. Partial
-results are merged by their log-sum-exps, on every rank alike."""
-_OF_CACHES = ("scale", "causal", "softcap", "sinks", "precision", "invariant", "threads")
-
-
-def attend_cache(cache: Any, name: str, q: Tensor, group: Any, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """(o, lse) of the keys in the caches of all ranks."""
-    of = _group.Group(name, group)
-
-    def describe() -> str:
-        if isinstance(cache, heed.RingKVCache):
-            raise Unsupported(f"{name}: group is given, expected None: a ring keeps the last keys alone")
-        for option in options:
-            if option not in _OF_CACHES:
-                raise Unsupported(f"{name}: {option} is given with a group, whose caches take {', '.join(_OF_CACHES)}")
-        if q.dim() != 4:
-            raise InvalidArgument(f"{name}: q has shape {list(q.shape)}, expected [B, T, H, D]")
-        if of.rank + 1 < of.size and int(cache.appended.min()) == 0 < int(cache.lengths.max()):
-            raise Unsupported(f"{name}: appended is {cache.appended.tolist()}, expected tokens of every sequence, or "
-                              "no keys at all")
-        return name + _group.described(["q", *options], [q, *options.values()], lambda key, x: None)
-
-    of.agree([], describe)
-    here = {key: x for key, x in options.items() if key != "sinks"}
-    if of.rank + 1 == of.size:
-        o, lse = cache.attend(q, return_lse=True, **here)
-    else:
-        o, lse = _attend_to_earlier(cache, q, here | {"causal": False})
-    parts = list(zip(of.gather(o), of.gather(lse)))
-    merged, lse = merge_attention(parts, sinks=options.get("sinks"))
-    return merged.to(q.dtype), lse
-
-
-def _attend_to_earlier(cache: Any, q: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Attention to keys before all rows. A cache takes at most as many rows as it was given tokens last."""
-    least = int(cache.appended.min())
-    if least > 0:
-        parts = [cache.attend(rows, return_lse=True, **options) for rows in q.split(least, 1)]
-        return torch.cat([o for o, _ in parts], 1), torch.cat([lse for _, lse in parts], 2)
-    batch, rows, heads, _ = q.shape
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return q.new_zeros(batch, rows, heads, cache.value_dim), q.new_full((batch, heads, rows), -torch.inf, dtype=wide)
+results are merged by their log-sum-exps, on every rank alike. Options are then scale, causal, softcap, sinks, precision
+and invariant."""
 
 
 def check(method: Any, order: Any) -> None:

@@ -253,7 +253,7 @@ void ReadAttendCall(const char* operation, AttendArguments which, PyObject* args
   const auto make = [](bool needs_scale, bool for_torch) {
     Keywords keywords =
         Joined({std::span(kInputs).first(1), Of(OptionKeywords()), kResults, One(kThreadsKeyword), One(kTree),
-                std::span(kTorchResults).last(for_torch ? 1 : 0)});
+                std::span(kProcesses).first(1), std::span(kTorchResults).last(for_torch ? 1 : 0)});
     for (Keyword<Call>& keyword : keywords) {
       const std::string_view name = keyword.name;
       if (name == "scale" && needs_scale) keyword.none_is_absent = false;

@@ -33,7 +33,7 @@ struct Call {
   TensorView out_view;
   int num_threads = 0;
 
-  // For attention and attention_backward, whose arrays are then those of this rank.
+  // For attention and attention_backward, whose arrays are then those of this rank, and for a cache's attend.
   std::optional<python::Communicator> communicator;
   distributed::AttentionOptions divided;
 
@@ -99,7 +99,7 @@ void ReadWeightsCall(const char* operation, std::span<const char* const> more, P
 // need_dbias, all options and those of a communicator.
 void ReadBackwardCall(const char* operation, PyObject* args, PyObject* kwargs, Call& call);
 
-// Reads a call of a cache's `attend`: q by position or keyword, tree and all options; the cache refuses
+// Reads a call of a cache's `attend`: q by position or keyword, tree, a communicator and all options; the cache refuses
 // some of them later. Reads `lse` too for heed.torch. A required scale may not be None.
 struct AttendArguments {
   bool needs_scale = false, for_torch = false;

@@ -40,7 +40,8 @@ const char* Spelled(std::string signature, Takes takes, const std::string& more 
 
 inline constexpr char kThreads[] = "threads: int | None = None";
 inline constexpr char kOutAndThreads[] = "out: OutArray | None = None, threads: int | None = None";
-// Keywords of attention and attention_backward for the processes of a communicator.
+// Keywords for the processes of a communicator: of a cache's attend, and of attention and attention_backward.
+inline constexpr char kComm[] = "comm: typing.Any | None = None, ";
 inline constexpr char kDivided[] =
     "comm: typing.Any | None = None, method: typing.Literal['auto', 'all_gather', 'ulysses', 'ring'] = 'auto', "
     "order: typing.Literal['contiguous', 'zigzag'] = 'contiguous', ";

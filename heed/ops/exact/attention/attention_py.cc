@@ -35,7 +35,10 @@ nb::object Attention(const nb::args& args, const nb::kwargs& kwargs) {
   ReadCall(kOp, args.ptr(), kwargs.ptr(), call);
   CheckForResults(kOp, call);
   WarnOfHeadsBeforeTokens(kOp, call.in.q, call.in.k, call.in.v);
-  if (call.options.dropout > 0 && !call.seed_given) call.options.seed = FreshSeed();
+  if (call.options.dropout > 0 && !call.seed_given) {
+    call.options.seed = FreshSeed();
+    call.divided.seed_of_first = true;  // all ranks drop the same pairs
+  }
   const Results results = NewResults(kOp, call, call.in.q, call.in.v.size(call.in.v.rank() - 1));
   Context& ctx = ThreadContext(call.num_threads);
   Compute(kOp, [&] {

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "heed/distributed/attend.h"
 #include "heed/ops/exact/attention/attend/attend.h"
 #include "heed/ops/exact/attention/attention_call_py.h"
 #include "heed/ops/exact/attention/attention_options_py.h"
@@ -44,6 +45,7 @@ void ReadArguments(const char* op, const CacheOwner& cache, bool for_torch, PyOb
   }
   const ConstTensorView& tree = call.tree;
   if (!tree.present()) return;
+  if (call.communicator) Fail(op, "tree", "is given with comm", "None with it");
   if (tree.rank() != 1 || tree.size(0) != q.size(1)) {
     Fail(op, "tree", "has shape " + tree.ShapeString(),
          "[" + std::to_string(q.size(1)) + "], a parent for each row of q");
@@ -64,7 +66,10 @@ std::span<const int64_t> Tree(const Call& call) {
 void Run(const char* op, Context& ctx, const CacheOwner& cache, const Call& call, const Outputs& out) {
   Compute(op, [&] {
     const std::shared_lock lock(cache.mutex);
-    Attend(ctx, cache.base().view(), call.in.q, call.options, out, Tree(call));
+    const KVView view = cache.base().view();
+    if (!call.communicator) return Attend(ctx, view, call.in.q, call.options, out, Tree(call));
+    // A ring's own window is no option of the caller, and it is refused as a ring.
+    distributed::Attend(ctx, call.communicator->group(), view, call.in.q, call.options, out);
   });
 }
 
@@ -103,6 +108,7 @@ nb::object BoundOn(const CacheOwner& cache, const nb::args& args, const nb::kwar
   const char* const op = name.c_str();
   Call call;
   ReadArguments(op, cache, false, args.ptr(), kwargs.ptr(), call);
+  if (call.communicator) Fail(op, "comm", "is given", "None: the bound is that of one cache");
   const Context& ctx = ThreadContext(call.num_threads);
   Bound bound;
   Compute(op, [&] {
@@ -131,11 +137,14 @@ void AttendOnTorch(const CacheOwner& cache, const nb::args& args, const nb::kwar
 
 const char* SpelledForCache(const std::string& signature) {
   const bool has_scale = signature.find("scale:") != signature.npos;
+  const bool is_attend = signature.starts_with("def attend(");
   const auto takes = [](const OptionRow& row) {  // causal and scale have other defaults
     return row.not_on_cache == nullptr && row.field != OptionField(&Options::causal) &&
            row.field != OptionField(&Options::scale);
   };
-  return Spelled(signature, takes, std::string(kOutAndThreads) + (has_scale ? "" : ", scale: float | None = None"));
+  return Spelled(
+      signature, takes,
+      std::string(is_attend ? kComm : "") + kOutAndThreads + (has_scale ? "" : ", scale: float | None = None"));
 }
 
 void BindAttend(nb::module_&) { RegisterExplain("attend", &ExplainAttendOn); }
