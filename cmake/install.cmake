@@ -1,4 +1,4 @@
-# `cmake --install`: library, public headers, CMake package heed::heed, heed.pc, and the program where it is built.
+# `cmake --install`: library, public headers, CMake package heed::heed, pkg-config files, and the program where it is built.
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/heed)
 
@@ -40,11 +40,13 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/heedConfigVersion.cmake C
 install(FILES ${PROJECT_BINARY_DIR}/heedConfig.cmake ${PROJECT_BINARY_DIR}/heedConfigVersion.cmake
   DESTINATION ${package_dir} COMPONENT heed)
 
-# The prefix in heed.pc is relative to the file, so that an installed tree can be moved.
+# The prefix in pkg-config files is relative to the file, so that an installed tree can be moved.
 cmake_path(SET pc_dir NORMALIZE ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig)
 cmake_path(RELATIVE_PATH CMAKE_INSTALL_PREFIX BASE_DIRECTORY ${pc_dir} OUTPUT_VARIABLE HEED_PC_PREFIX)
-configure_file(${PROJECT_SOURCE_DIR}/heed.pc.in ${PROJECT_BINARY_DIR}/heed.pc @ONLY)
-install(FILES ${PROJECT_BINARY_DIR}/heed.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT heed)
+foreach(name IN ITEMS heed heed_distributed)
+  configure_file(${PROJECT_SOURCE_DIR}/${name}.pc.in ${PROJECT_BINARY_DIR}/${name}.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT heed)
+endforeach()
 
 if(TARGET heed_cli)
   install(TARGETS heed_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT heed)
