@@ -25,6 +25,7 @@
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 #include "heed/core/os.h"
+#include "heed/core/path.h"
 #include "heed/pages/page.h"
 
 namespace heed::cli {
@@ -171,21 +172,14 @@ std::string TargetOf(const AdviseCall& call) {
   return TargetName(ctx.allowed_targets());
 }
 
-// The path of the cost model: $XDG_CACHE_HOME/heed or ~/.cache/heed.
+// The path of the cost model: in the folder heed of the user's cache folder.
 std::string ModelPath(const AdviseCall& call) {
   if (!call.model.empty()) return call.model;
-  const char* const cache = std::getenv("XDG_CACHE_HOME");
-  const char* const home = std::getenv("HOME");
-  std::filesystem::path folder;
-  if (cache != nullptr && cache[0] == '/') {
-    folder = cache;
-  } else if (home != nullptr && home[0] != '\0') {
-    folder = std::filesystem::path(home) / ".cache";
-  } else {
-    throw FileError("no folder for cost models, as neither XDG_CACHE_HOME nor HOME is set, expected --model");
-  }
-  return (folder / "heed" / advise::ModelFileName(os::CpuName(), TargetOf(call), call.machine.Threads(), HEED_VERSION))
-      .string();
+  std::string why_not;
+  const std::string folder = os::UserCacheFolder(&why_not);
+  if (folder.empty()) throw FileError("no folder for cost models, as " + why_not + ", expected --model");
+  return folder + "/heed/" +
+         advise::ModelFileName(os::CpuName(), TargetOf(call), call.machine.Threads(), HEED_VERSION);
 }
 
 // "calibrating 34 %, 40 s left: ...".
@@ -214,7 +208,7 @@ void Calibrate(const AdviseCall& call) {
 // The cost model of the predictions; absent if none was named and none exists at the default path.
 std::optional<advise::CostModel> FindModel(const AdviseCall& call, AdviseReport& report) {
   const std::string path = ModelPath(call);
-  if (call.model.empty() && !std::filesystem::exists(path)) return std::nullopt;
+  if (call.model.empty() && !std::filesystem::exists(ToPath(path))) return std::nullopt;
   advise::CostModel model = advise::LoadModel(path);
   advise::CheckFits(path, model, report.cpu, report.target, report.threads, HEED_VERSION);
   report.model_path = path;

@@ -14,6 +14,7 @@
 #include "cli/token_ids.h"
 #include "cli/verbs.h"
 #include "heed/core/error.h"
+#include "heed/core/path.h"
 
 namespace heed::cli {
 namespace {
@@ -89,7 +90,7 @@ std::optional<ModelState> StateOf(const GenerateCall& call, const Model& model, 
 void Generate(const GenerateCall& call) {
   GenerateOptions options = Parse(call);
   std::error_code none;
-  const bool resumed = !call.cache.empty() && std::filesystem::exists(call.cache, none);
+  const bool resumed = !call.cache.empty() && std::filesystem::exists(ToPath(call.cache), none);
   Sequences prompts = ParsePrompts(call, resumed);
   CheckOut("--logits", call.logits);
   if (!call.logits.empty() && !call.cache.empty()) throw UsageError("both --logits and --cache, expected one of them");

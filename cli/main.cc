@@ -4,6 +4,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 
@@ -11,6 +12,7 @@
 #include "cli/print.h"
 #include "cli/verbs.h"
 #include "heed/core/error.h"
+#include "heed/core/os.h"
 
 namespace heed::cli {
 namespace {
@@ -31,7 +33,7 @@ std::string VerbNames(const CLI::App& app) {
   return text;
 }
 
-int Main(int argc, char** argv) {
+int Main(const std::vector<std::string>& arguments) {
   CLI::App app("Attention on CPUs: run it, check it, compare it, time it.", "heed");
   app.footer(kFooter);
   app.set_version_flag("--version", "heed " HEED_VERSION);
@@ -49,7 +51,9 @@ int Main(int argc, char** argv) {
   AddCompletion(app);
   app.parse_complete_callback(&CheckEnvironment);  // before the verb runs
   try {
-    app.parse(argc, argv);  // runs the verb
+    std::vector<const char*> texts;
+    for (const std::string& argument : arguments) texts.push_back(argument.c_str());
+    app.parse(static_cast<int>(texts.size()), texts.data());  // runs the verb
     return 0;
   } catch (const CLI::CallForHelp&) {
     Print(app.help());  // help of the named verb, if there is one
@@ -60,15 +64,15 @@ int Main(int argc, char** argv) {
   } catch (const CLI::RequiredError&) {
     const auto chosen = app.get_subcommands();
     if (!chosen.empty()) throw;
-    const std::string got = argc > 1 ? "verb is '" + std::string(argv[1]) + "'" : "no verb";
+    const std::string got = arguments.size() > 1 ? "verb is '" + arguments[1] + "'" : "no verb";
     throw UsageError(got + ", expected " + VerbNames(app));
   }
 }
 
 // Prints one line per kind of failure.
-int Guarded(int argc, char** argv) {
+int Guarded(const std::vector<std::string>& arguments) {
   try {
-    return Main(argc, argv);
+    return Main(arguments);
   } catch (const CLI::ParseError& e) {
     PrintError(std::string(e.what()) + " (see heed --help)");
     return 2;
@@ -89,6 +93,6 @@ int Guarded(int argc, char** argv) {
 }  // namespace heed::cli
 
 int main(int argc, char** argv) {
-  heed::cli::HoldStandardStreams();
-  return heed::cli::Guarded(argc, argv);
+  heed::os::PrepareStandardStreams();
+  return heed::cli::Guarded(heed::os::Arguments(argc, argv));
 }

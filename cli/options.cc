@@ -13,6 +13,7 @@
 
 #include "heed/core/error.h"
 #include "heed/core/os.h"
+#include "heed/core/path.h"
 #include "heed/patterns/pattern_internal.h"
 
 namespace heed::cli {
@@ -270,7 +271,7 @@ bool TensorOptions::Hold(const std::vector<InputSpec>& inputs) const {
 void TensorOptions::CheckNotInput(const std::string& option, const std::string& path) const {
   for (const std::string& input : {file, q, k, v}) {
     std::error_code error;
-    if (!input.empty() && std::filesystem::equivalent(path, input, error)) {
+    if (!input.empty() && std::filesystem::equivalent(ToPath(path), ToPath(input), error)) {
       BadOption(option, path, "another file than the input");
     }
   }

@@ -1,7 +1,6 @@
 // Printing. All output of the program goes through this file.
 #include "cli/print.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -179,13 +178,6 @@ void Countdown::Next(std::string_view text) {
     left = ", " + RoughTime(passed.count() * static_cast<double>(steps_ - done) / static_cast<double>(done)) + " left";
   }
   Progress(Format("{} of {}{}: {}", begun_, steps_, left, text));
-}
-
-void HoldStandardStreams() {
-  for (int file = 0; file < 3; ++file) {
-    // The replacement is read-only, so that writing to a closed stdout stays an error.
-    if (fcntl(file, F_GETFD) < 0) (void)open("/dev/null", O_RDONLY);
-  }
 }
 
 }  // namespace heed::cli

@@ -74,10 +74,6 @@ class Countdown {
 // A duration "38 s", "4 min", of at least one second.
 std::string RoughTime(double seconds);
 
-// Opens /dev/null in place of a closed stdin, stdout or stderr, so that no file that heed opens gets one of their
-// descriptors.
-void HoldStandardStreams();
-
 }  // namespace heed::cli
 
 #endif  // CLI_PRINT_H_

@@ -13,6 +13,7 @@
 #include "cli/token_labels.h"
 #include "cli/verbs.h"
 #include "heed/core/error.h"
+#include "heed/core/path.h"
 #include "heed/pages/page.h"
 #include "heed/pages/view_page.h"
 
@@ -62,7 +63,7 @@ std::vector<int64_t> HeadNumbers(const ViewOptions& options, int64_t num_heads) 
 // The file's name without its folder, which would tell readers of the page about this machine.
 std::string FileName(const TensorSet& set) {
   if (set.file.find(", ") != std::string::npos) return set.file;
-  return std::filesystem::path(set.file).filename().string();
+  return ToUtf8(ToPath(set.file).filename());
 }
 
 // The subject of the page: the layers of a file, of which one is in memory at a time.

@@ -13,6 +13,11 @@ file(GLOB_RECURSE sources CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/heed/ops/positions/*.cc
   ${PROJECT_SOURCE_DIR}/heed/ops/*/common/*.cc)
 list(FILTER sources EXCLUDE REGEX "_(test|case|py)\\.cc$")
+if(WIN32)
+  list(FILTER sources EXCLUDE REGEX "/os_posix\\.cc$")
+else()
+  list(FILTER sources EXCLUDE REGEX "/os_windows\\.cc$")
+endif()
 
 add_library(heed_objects OBJECT ${sources})
 include(${CMAKE_CURRENT_LIST_DIR}/units.cmake)

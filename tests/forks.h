@@ -2,8 +2,10 @@
 #ifndef HEED_TESTS_FORKS_H_
 #define HEED_TESTS_FORKS_H_
 
+#if !defined(_WIN32)
 #include <sys/wait.h>
 #include <unistd.h>
+#endif
 
 #include <csignal>
 #include <cstdio>
@@ -13,6 +15,14 @@
 
 namespace heed {
 
+#if defined(_WIN32)
+inline constexpr bool kCanFork = false;
+
+template <class F>
+int StatusOfFork(F) {
+  return -1;
+}
+#else
 inline constexpr bool kCanFork = !HEED_THREAD_SANITIZER;  // the sanitizer refuses threads in a forked child
 
 // The exit status of `child`, run in a fork; -1 if it was killed or did not end.
@@ -29,6 +39,7 @@ int StatusOfFork(F child) {
   if (pid < 0 || waitpid(pid, &status, 0) != pid) return -1;
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
+#endif
 
 }  // namespace heed
 

@@ -11,6 +11,7 @@
 
 #include "heed/core/error.h"
 #include "heed/core/os.h"
+#include "heed/core/path.h"
 #include "heed/io/atomic_file_internal.h"
 #include "heed/model/json_internal.h"
 
@@ -125,7 +126,7 @@ void SaveModel(const std::string& path, const CostModel& model) {
   const ordered_json document = {
       {kMark, kFormat},           {"cpu", model.cpu},         {"version", model.version}, {"target", model.target},
       {"threads", model.threads}, {"seconds", model.seconds}, {"errors", model.errors},   {"fits", fits}};
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  const std::filesystem::path folder = ToPath(path).parent_path();
   std::error_code error;
   if (!folder.empty()) std::filesystem::create_directories(folder, error);  // writing the file reports the error
   AtomicFile file(path);

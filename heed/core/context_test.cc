@@ -38,11 +38,15 @@ class ScopedIsa {
 
  private:
   static void Set(const char* value) {
+#if defined(_WIN32)
+    _putenv_s("HEED_ISA", value == nullptr ? "" : value);  // an empty value removes the variable
+#else
     if (value == nullptr) {
       unsetenv("HEED_ISA");
     } else {
       setenv("HEED_ISA", value, 1);
     }
+#endif
   }
   bool had_;
   std::string before_;

@@ -1,11 +1,13 @@
 // All services of the operating system and the CPU that heed uses: memory maps, affinity, names, floating-point
-// control. A port is a second os.cc.
+// control. os_posix.cc and os_windows.cc implement those of the system, cpu.cc those of the CPU. Paths are UTF-8.
 #ifndef HEED_CORE_OS_H_
 #define HEED_CORE_OS_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <string>
+#include <vector>
 
 #include "heed/core/export.h"
 
@@ -28,13 +30,14 @@ HEED_API bool HasDotProducts();
 HEED_API int64_t ProcessId();
 
 // Registers functions that fork() calls from now on: `before` in the thread that forks, then the others in the parent
-// and in the child.
+// and in the child. Windows has no fork(), and nothing is registered there.
 HEED_API void AtFork(void (*before)(), void (*in_parent)(), void (*in_child)());
 
 // CPU time of the calling thread in seconds.
 HEED_API double ThreadCpuSeconds();
 
-// The number of times that the process was preempted (involuntary context switches).
+// The number of times that the process was preempted (involuntary context switches); 0 on Windows, which does not
+// count them.
 HEED_API int64_t InvoluntaryContextSwitches();
 
 // Peak resident memory of the process in bytes.
@@ -64,8 +67,24 @@ class HEED_API MappedFile {
 // if the library or the symbol is missing.
 HEED_API void* LoadSymbol(const char* file, const char* symbol, std::string* why_not);
 
+// Opens a file that does not exist yet, for writing. Returns null and sets errno where that fails.
+HEED_API std::FILE* CreateNewFile(const std::string& path);
+
+HEED_API void RemoveFile(const std::string& path);
+
 // Renames a finished temporary file to its final name. Throws FileError.
 HEED_API void ReplaceFile(const std::string& from, const std::string& to);
+
+// The user's folder for files that can be made again: $XDG_CACHE_HOME or ~/.cache, on Windows %LOCALAPPDATA%. Returns
+// an empty text, and in `why_not` which variables are not set, where there is none.
+HEED_API std::string UserCacheFolder(std::string* why_not);
+
+// For main(), first: the descriptors 0, 1 and 2 are open, so that no file that is opened later gets one of them, and
+// what is written to them is not translated. Writing to a standard output that was closed stays an error.
+HEED_API void PrepareStandardStreams();
+
+// The arguments of main() in UTF-8, the program's name among them.
+HEED_API std::vector<std::string> Arguments(int argc, const char* const* argv);
 
 // `num_bytes` of zeroed memory between two inaccessible pages: the first byte
 // follows a guard if `at_end` is false, else the last byte precedes one. Any

@@ -10,6 +10,7 @@
 
 #include "heed/core/error.h"
 #include "heed/core/os.h"
+#include "heed/core/path.h"
 
 namespace heed {
 namespace {
@@ -26,19 +27,20 @@ std::string TemporaryName() {
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path), target_(path) {
   std::error_code ignored;
-  const fs::file_status status = fs::status(path, ignored);
+  const fs::path given = ToPath(path);
+  const fs::file_status status = fs::status(given, ignored);
   if (fs::exists(status) && !fs::is_regular_file(status)) {
     throw FileError(path + ": not a regular file");
   }
-  if (fs::is_symlink(fs::symlink_status(path, ignored))) {
-    const fs::path resolved = fs::exists(status) ? fs::canonical(path, ignored)
-                                                 : fs::path(path).parent_path() / fs::read_symlink(path, ignored);
-    if (resolved.has_filename()) target_ = resolved.string();
+  if (fs::is_symlink(fs::symlink_status(given, ignored))) {
+    const fs::path resolved = fs::exists(status) ? fs::canonical(given, ignored)
+                                                 : given.parent_path() / fs::read_symlink(given, ignored);
+    if (resolved.has_filename()) target_ = ToUtf8(resolved);
   }
   constexpr int kTries = 100;  // a crashed process may have left its file
   for (int i = 0; file_ == nullptr && i < kTries; ++i) {
-    temporary_ = (fs::path(target_).parent_path() / TemporaryName()).string();
-    file_ = std::fopen(temporary_.c_str(), "wbx");
+    temporary_ = ToUtf8(ToPath(target_).parent_path() / TemporaryName());
+    file_ = os::CreateNewFile(temporary_);
     if (file_ == nullptr && errno != EEXIST) break;
   }
   if (file_ == nullptr) Fail();
@@ -46,7 +48,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path), target_(path) {
 
 AtomicFile::~AtomicFile() {
   if (file_ != nullptr) std::fclose(file_);
-  if (!committed_) std::remove(temporary_.c_str());
+  if (!committed_) os::RemoveFile(temporary_);
 }
 
 void AtomicFile::Fail() const {

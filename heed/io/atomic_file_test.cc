@@ -3,7 +3,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#if !defined(_WIN32)
 #include <sys/resource.h>
+#endif
 
 #include <csignal>
 #include <filesystem>
@@ -15,6 +17,7 @@
 namespace heed {
 namespace {
 
+using testing::StartsWith;
 using testing::ThrowsMessage;
 namespace fs = std::filesystem;
 
@@ -92,11 +95,12 @@ TEST_F(AtomicFileTest, AFailedRenameLeavesNothing) {
     AtomicFile file(path);
     file.Write("x");
     fs::create_directory(path);
-    EXPECT_THAT([&] { file.Commit(); }, ThrowsMessage<FileError>(path + ": cannot write: Is a directory"));
+    EXPECT_THAT([&] { file.Commit(); }, ThrowsMessage<FileError>(StartsWith(path + ": cannot write: ")));
   }
   EXPECT_EQ(NumFiles(), 1);
 }
 
+#if !defined(_WIN32)
 TEST_F(AtomicFileTest, AFullDiskLeavesNothing) {
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
@@ -124,6 +128,7 @@ TEST_F(AtomicFileTest, AFullDiskLeavesNothing) {
   EXPECT_EQ(late, Path("late") + ": cannot write: File too large");
   EXPECT_EQ(NumFiles(), 0);
 }
+#endif
 
 TEST_F(AtomicFileTest, ViewsOfAnyStridesAreWrittenRowMajor) {
   const std::vector<uint8_t> data = SomeElements(DType::kF32, 120);

@@ -10,6 +10,7 @@
 
 #include "heed/core/error.h"
 #include "heed/core/os.h"
+#include "heed/core/path.h"
 #include "heed/io/bytes_internal.h"
 
 namespace heed::model {
@@ -19,7 +20,7 @@ constexpr size_t kMostShards = 4096;
 
 bool IsFile(const std::string& path) {
   std::error_code ignored;
-  return std::filesystem::is_regular_file(path, ignored);
+  return std::filesystem::is_regular_file(ToPath(path), ignored);
 }
 
 template <class T>
