@@ -178,8 +178,7 @@ std::string ModelPath(const AdviseCall& call) {
   std::string why_not;
   const std::string folder = os::UserCacheFolder(&why_not);
   if (folder.empty()) throw FileError("no folder for cost models, as " + why_not + ", expected --model");
-  return folder + "/heed/" +
-         advise::ModelFileName(os::CpuName(), TargetOf(call), call.machine.Threads(), HEED_VERSION);
+  return folder + "/heed/" + advise::ModelFileName(os::CpuName(), TargetOf(call), call.machine.Threads(), HEED_VERSION);
 }
 
 // "calibrating 34 %, 40 s left: ...".

@@ -77,12 +77,12 @@ target_link_libraries(heed_internal INTERFACE
   heed_flags hwy::hwy nlohmann_json::nlohmann_json Threads::Threads ${CMAKE_DL_LIBS})
 
 # AMX products and vector code are interleaved by hand; GCC's generic scheduler undoes a sixth of that. No instruction
-# set follows from this flag.
+# set follows from this flag, except where a driver of clang takes it for -march, as Zig's does.
 set(amx_kernels softmax/amx/forward.cc softmax/amx/backward.cc recurrence/forward_amx.cc)
 include(CheckCXXCompilerFlag)
 check_cxx_compiler_flag(-mtune=sapphirerapids HEED_HAS_TUNE_SAPPHIRERAPIDS)
 list(TRANSFORM amx_kernels PREPEND ${PROJECT_SOURCE_DIR}/heed/engines/)
-if(HEED_HAS_TUNE_SAPPHIRERAPIDS)
+if(HEED_HAS_TUNE_SAPPHIRERAPIDS AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   set_source_files_properties(${amx_kernels} PROPERTIES COMPILE_OPTIONS -mtune=sapphirerapids)
 endif()
 

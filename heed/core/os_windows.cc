@@ -75,7 +75,8 @@ std::vector<Group> UsableGroups() {
   USHORT count = 0;
   GetProcessGroupAffinity(GetCurrentProcess(), &count, nullptr);
   std::vector<USHORT> indices(count);
-  if (count == 0 || GetProcessGroupAffinity(GetCurrentProcess(), &count, indices.data()) == 0) return {};
+  // Wine has no processor groups: all CPUs are in the first.
+  if (count == 0 || GetProcessGroupAffinity(GetCurrentProcess(), &count, indices.data()) == 0) indices = {0};
   std::vector<Group> groups;
   for (const USHORT index : indices) {
     const DWORD cpus = GetActiveProcessorCount(index);
@@ -103,7 +104,9 @@ int64_t ProcessId() { return static_cast<int64_t>(GetCurrentProcessId()); }
 double ThreadCpuSeconds() {
   FILETIME created, ended, kernel, user;
   if (GetThreadTimes(GetCurrentThread(), &created, &ended, &kernel, &user) == 0) return 0;
-  const auto ticks = [](const FILETIME& t) { return static_cast<double>(t.dwHighDateTime) * 4294967296.0 + t.dwLowDateTime; };
+  const auto ticks = [](const FILETIME& t) {
+    return static_cast<double>(t.dwHighDateTime) * 4294967296.0 + t.dwLowDateTime;
+  };
   return 1e-7 * (ticks(kernel) + ticks(user));
 }
 
@@ -149,7 +152,8 @@ MappedFile::MappedFile(const std::string& path) {
   if (num_bytes_ > 0) {
     // A view keeps its mapping alive, and a mapping its file.
     const HANDLE mapping = CreateFileMappingW(file, nullptr, PAGE_READONLY, 0, 0, nullptr);
-    if (mapping != nullptr) data_ = static_cast<const uint8_t*>(MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, num_bytes_));
+    if (mapping != nullptr)
+      data_ = static_cast<const uint8_t*>(MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, num_bytes_));
     const DWORD error = GetLastError();
     if (mapping != nullptr) CloseHandle(mapping);
     CloseHandle(file);

@@ -33,8 +33,8 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path), target_(path) {
     throw FileError(path + ": not a regular file");
   }
   if (fs::is_symlink(fs::symlink_status(given, ignored))) {
-    const fs::path resolved = fs::exists(status) ? fs::canonical(given, ignored)
-                                                 : given.parent_path() / fs::read_symlink(given, ignored);
+    const fs::path resolved =
+        fs::exists(status) ? fs::canonical(given, ignored) : given.parent_path() / fs::read_symlink(given, ignored);
     if (resolved.has_filename()) target_ = ToUtf8(resolved);
   }
   constexpr int kTries = 100;  // a crashed process may have left its file
