@@ -29,6 +29,7 @@ OP = re.compile(r"heed/ops/(?!positions/)(\w+/(?!common/)\w+)/")
 SHARED_OP, COMPOSED_OP = "exact/attention", re.compile(r"sparse/")
 COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
 OS_HEADER = re.compile(r"(sys|linux|mach|asm)/.*|(unistd|fcntl|pthread|sched|windows|cpuid|dlfcn|signal)\.h")
+OF_SYSTEM = re.compile(r"heed/core/(cpu|os|os_posix|os_windows)\.")
 CUDA_HEADER = re.compile(r"cuda\w*\.h|driver_types\.h")
 OF_CUDA = re.compile(r"heed/cuda/|tests/cuda/|.*\.cu$")
 MPI_HEADER, OF_MPI = "mpi.h", "heed/distributed/mpi.h"
@@ -37,6 +38,7 @@ TARGET_INCLUDE = re.compile(r'^#define\s+HWY_TARGET_INCLUDE\s+"([^"]*)"', re.M)
 # References read nothing that kernels run with, so that an error in it is on one side alone.
 OF_KERNELS = re.compile(r"\b(?:k?Definition|DefinitionOf|StateTensors|RangesOf)\b")
 VARIABLES = ("HEED_ISA", "HEED_DISTRIBUTED_CHECKS")
+OF_CACHES = ("XDG_CACHE_HOME", "HOME")  # where the user's files are, which the program asks for
 BANNED = (
     (re.compile(r"\b(?:printf|fprintf|vprintf|puts|fputs|putchar|perror)\s*\(|std::(?:cout|cerr|clog)\b|fmt::print\b"),
      "prints"),
@@ -90,7 +92,7 @@ def check_includes(path, text, code):
         if own_op and other_op and own_op.group(1) != other_op.group(1) and not composed and not is_test:
             yield line, f"an operation includes another: {name}"
         if (path.startswith("heed/") and not is_test and OS_HEADER.fullmatch(name)
-            and not path.startswith("heed/core/os.")):
+            and not OF_SYSTEM.match(path)):
             yield line, f"operating system header <{name}> outside heed/core/os.*"
         if CUDA_HEADER.fullmatch(name) and not OF_CUDA.match(path):
             yield line, f"CUDA header <{name}> outside heed/cuda/ and *.cu"
@@ -150,6 +152,8 @@ def check_tree(root):
                 if match.group(1) != path:
                     yield path, line_of(text, match.start()), f"HWY_TARGET_INCLUDE is {match.group(1)}, not this file"
     for path, line, variable in reads:
+        if variable in OF_CACHES and OF_SYSTEM.match(path):
+            continue
         if variable not in VARIABLES or path != next(p for p, _, v in reads if v == variable):
             yield path, line, f"reads the environment: {variable} ({' and '.join(VARIABLES)} may be read, in one file)"
 

@@ -1,4 +1,4 @@
-// What the CPU tells and what modes it has: its name, its AMX tiles, its floating-point control.
+// The CPU: its name, its AMX tiles, its dot products of bytes, its floating-point control.
 #include "heed/core/os.h"
 
 #if defined(__linux__)

@@ -67,7 +67,7 @@ struct Library {
   const scan::cuda::Launches* scan;
 };
 
-// Returns the library, or null and the reason if there is none of this version.
+// Returns the library, or null and the reason if this version of it is missing.
 const Library* Find(std::string* why_not);
 
 // Replaces the library from now on; null restores the installed one. For tests, while nothing runs.
