@@ -1,5 +1,9 @@
 # HEED_TARGETS: `native` compiles each kernel once, for the SIMD target that this machine's CPU runs best. It is for those who
 # build and run on one machine; heed/core/targets.h says what its two macros mean. Tests run every target and need `all`.
+if(WIN32 AND NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  # GCC does not align the stack there for vectors of AVX (its bug 54412), MSVC has no target attributes.
+  message(FATAL_ERROR "heed: the compiler is ${CMAKE_CXX_COMPILER_ID}, expected Clang on Windows")
+endif()
 if(NOT HEED_TARGETS MATCHES "^(all|native)$")
   message(FATAL_ERROR "heed: HEED_TARGETS is '${HEED_TARGETS}', expected all or native")
 endif()
