@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <vector>
@@ -50,6 +51,14 @@ struct Keyword {
   void (*read)(Call& call, const Argument& argument);
   size_t index = 0;  // distinguishes keywords with a common reader
 };
+
+// Returns the keywords of all parts in this order.
+template <class Call>
+std::vector<Keyword<Call>> Joined(std::initializer_list<std::span<const Keyword<Call>>> parts) {
+  std::vector<Keyword<Call>> all;
+  for (const std::span<const Keyword<Call>> part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
 
 // Throws a Python TypeError, as Python does for its own functions.
 [[noreturn]] void FailTooMany(const char* operation, size_t expected, size_t got);

@@ -1,7 +1,6 @@
 // heed.attention_residual and heed.attention_residual_backward, and the functions behind PyTorch's operators.
 #include "heed/ops/exact/attention_residual/attention_residual.h"
 
-#include <initializer_list>
 #include <span>
 #include <string>
 #include <utility>
@@ -69,12 +68,6 @@ constexpr Keyword<Call> kTorchGradients[] = {{"dquery", true, &WriteGradient<&Gr
                                              {"dresiduals", true, &WriteGradient<&Gradients::dresiduals>},
                                              {"dweight", true, &WriteGradient<&Gradients::dweight>}};
 
-Words Joined(std::initializer_list<std::span<const Keyword<Call>>> parts) {
-  Words all;
-  for (const auto part : parts) all.insert(all.end(), part.begin(), part.end());
-  return all;
-}
-
 void ReadCall(const char* op, const Words& words, size_t num_positional, const nb::args& args, const nb::kwargs& kwargs,
               Call& call) {
   Read<Call>(op, words, num_positional, args.ptr(), kwargs.ptr(), call);
@@ -86,7 +79,7 @@ void ReadCall(const char* op, const Words& words, size_t num_positional, const n
 }
 
 nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words = Joined({kInputs, kOptions, kReturnWeights, kThreads});
+  static const Words words = Joined<Call>({kInputs, kOptions, kReturnWeights, kThreads});
   Call call;
   ReadCall(kOp, words, 3, args, kwargs, call);
   const ConstTensorView& v = call.in.residuals;
@@ -104,7 +97,7 @@ nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
 }
 
 nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words = Joined({kGradientOfO, kInputs, kOptions, kThreads});
+  static const Words words = Joined<Call>({kGradientOfO, kInputs, kOptions, kThreads});
   Call call;
   ReadCall(kBackwardOp, words, 4, args, kwargs, call);
   if (!call.in.d_o.present()) FailMissing(kBackwardOp, "do");
@@ -123,7 +116,7 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
 }
 
 void RunTorch(const nb::args& args) {
-  static const Words words = Joined({kInputs, kTorchResults, kOptions, kThreads});
+  static const Words words = Joined<Call>({kInputs, kTorchResults, kOptions, kThreads});
   Call call;
   call.arrays.AllowTorch();
   Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);
@@ -132,7 +125,7 @@ void RunTorch(const nb::args& args) {
 }
 
 void RunTorchBackward(const nb::args& args) {
-  static const Words words = Joined({kTorchIncoming, kInputs, kTorchGradients, kOptions, kThreads});
+  static const Words words = Joined<Call>({kTorchIncoming, kInputs, kTorchGradients, kOptions, kThreads});
   Call call;
   call.arrays.AllowTorch();
   Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);

@@ -2,7 +2,6 @@
 #include "heed/ops/gated/log_linear_attention/log_linear_attention.h"
 
 #include <cstddef>
-#include <initializer_list>
 #include <span>
 #include <string>
 #include <tuple>
@@ -92,12 +91,6 @@ constexpr Word kTorchGradients[] = {{"dq", true, &WriteGradient<&Gradients::dq>}
                                     {"dlog_decay", true, &WriteGradient<&Gradients::dlog_decay>},
                                     {"dinitial_state", true, &WriteGradient<&Gradients::dinitial_state>}};
 
-Words Joined(std::initializer_list<std::span<const Word>> parts) {
-  Words all;
-  for (const auto part : parts) all.insert(all.end(), part.begin(), part.end());
-  return all;
-}
-
 // Reads a call; what determines the shapes of results is present afterwards, with its rank.
 void ReadCall(const char* op, const Words& words, size_t num_positional, int rank, const nb::args& args,
               const nb::kwargs& kwargs, PythonCall& call) {
@@ -113,7 +106,7 @@ void ReadCall(const char* op, const Words& words, size_t num_positional, int ran
 }
 
 nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words = Joined({kInputs, kOptions, kTokens, kReturnState, kThreads});
+  static const Words words = Joined<PythonCall>({kInputs, kOptions, kTokens, kReturnState, kThreads});
   PythonCall call;
   ReadCall(kOp, words, 4, 4, args, kwargs, call);
   const BackwardInputs& in = call.in;
@@ -133,7 +126,7 @@ nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
 }
 
 nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words = Joined({kGradientOfO, kInputs, kOptions, kTokens, kGradientOfState, kThreads});
+  static const Words words = Joined<PythonCall>({kGradientOfO, kInputs, kOptions, kTokens, kGradientOfState, kThreads});
   PythonCall call;
   ReadCall(kBackwardOp, words, 5, 4, args, kwargs, call);
   const BackwardInputs& in = call.in;
@@ -155,7 +148,7 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
 }
 
 nb::object RunStep(const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words = Joined({kInputs, kState, kOptions, kThreads});
+  static const Words words = Joined<PythonCall>({kInputs, kState, kOptions, kThreads});
   PythonCall call;
   ReadCall(kStepOp, words, 5, 3, args, kwargs, call);
   if (!call.state.present()) FailMissing(kStepOp, "state");
@@ -166,7 +159,7 @@ nb::object RunStep(const nb::args& args, const nb::kwargs& kwargs) {
 }
 
 void RunTorch(const nb::args& args) {
-  static const Words words = Joined({kInputs, kTorchResults, kOptions, kTokens, kThreads});
+  static const Words words = Joined<PythonCall>({kInputs, kTorchResults, kOptions, kTokens, kThreads});
   PythonCall call;
   call.arrays.AllowTorch();
   Read<PythonCall>(kOp, words, words.size(), args.ptr(), nullptr, call);
@@ -175,7 +168,8 @@ void RunTorch(const nb::args& args) {
 }
 
 void RunTorchBackward(const nb::args& args) {
-  static const Words words = Joined({kTorchIncoming, kInputs, kTorchGradients, kOptions, kTokens, kThreads});
+  static const Words words =
+      Joined<PythonCall>({kTorchIncoming, kInputs, kTorchGradients, kOptions, kTokens, kThreads});
   PythonCall call;
   call.arrays.AllowTorch();
   Read<PythonCall>(kOp, words, words.size(), args.ptr(), nullptr, call);

@@ -58,12 +58,6 @@ constexpr Keyword<Call> kTorchGradients[] = {{"dexact", true, &WriteGradient<&Gr
                                              {"dden", true, &WriteGradient<&Gradients::dden>},
                                              {"dgate", true, &WriteGradient<&Gradients::dgate>}};
 
-Words Joined(std::initializer_list<std::span<const Keyword<Call>>> parts) {
-  Words all;
-  for (const auto part : parts) all.insert(all.end(), part.begin(), part.end());
-  return all;
-}
-
 void ReadCall(const char* op, const Words& words, size_t num_positional, const nb::args& args, const nb::kwargs& kwargs,
               Call& call) {
   Read<Call>(op, words, num_positional, args.ptr(), kwargs.ptr(), call);
@@ -74,7 +68,7 @@ void ReadCall(const char* op, const Words& words, size_t num_positional, const n
 }
 
 nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words = Joined({kInputs});
+  static const Words words = Joined<Call>({kInputs});
   Call call;
   ReadCall(kOp, words, 4, args, kwargs, call);
   NewArray out(kOp, call.in.o.dtype(), call.in.o.sizes());
@@ -84,7 +78,7 @@ nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
 }
 
 nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words = Joined({kGradientOfO, kInputs});
+  static const Words words = Joined<Call>({kGradientOfO, kInputs});
   Call call;
   ReadCall(kBackwardOp, words, 5, args, kwargs, call);
   if (!call.in.d_o.present()) FailMissing(kBackwardOp, "do");
@@ -104,7 +98,7 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
 }
 
 void RunTorch(const nb::args& args) {
-  static const Words words = Joined({kInputs, kTorchResult});
+  static const Words words = Joined<Call>({kInputs, kTorchResult});
   Call call;
   call.arrays.AllowTorch();
   Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);
@@ -113,7 +107,7 @@ void RunTorch(const nb::args& args) {
 }
 
 void RunTorchBackward(const nb::args& args) {
-  static const Words words = Joined({kTorchIncoming, kInputs, kTorchGradients});
+  static const Words words = Joined<Call>({kTorchIncoming, kInputs, kTorchGradients});
   Call call;
   call.arrays.AllowTorch();
   Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <iterator>
 #include <span>
 #include <string>
@@ -44,12 +43,6 @@ struct Call {
 
 using Word = Keyword<Call>;
 using Words = std::vector<Word>;
-
-Words Joined(std::initializer_list<std::span<const Word>> parts) {
-  Words all;
-  for (const std::span<const Word> part : parts) all.insert(all.end(), part.begin(), part.end());
-  return all;
-}
 
 template <auto kField>
 void ReadTensor(Call& call, const Argument& a) {
@@ -130,7 +123,7 @@ void ReadCall(const char* op, const Words& words, size_t num_positional, PyObjec
 }
 
 nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words = Joined({kInputs, kOptions, kCompressed, kOut, kThreads});
+  static const Words words = Joined<Call>({kInputs, kOptions, kCompressed, kOut, kThreads});
   Call call;
   ReadCall(kOp, words, std::size(kInputs), args.ptr(), kwargs.ptr(), call);
   const BackwardInputs& in = call.in;
@@ -147,7 +140,7 @@ nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
 }
 
 nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words = Joined({kGradientOfO, kInputs, kOptions, kCompressed, kThreads});
+  static const Words words = Joined<Call>({kGradientOfO, kInputs, kOptions, kCompressed, kThreads});
   Call call;
   ReadCall(kBackwardOp, words, std::size(kInputs) + 1, args.ptr(), kwargs.ptr(), call);
   BackwardInputs& in = call.in;
@@ -185,7 +178,7 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
 }
 
 void RunTorch(const nb::args& args) {
-  static const Words words = Joined({kInputs, kTorchCompressed, kTorchResults, kOptions, kThreads});
+  static const Words words = Joined<Call>({kInputs, kTorchCompressed, kTorchResults, kOptions, kThreads});
   Call call;
   call.arrays.AllowTorch();
   Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);
@@ -196,7 +189,7 @@ void RunTorch(const nb::args& args) {
 
 void RunTorchBackward(const nb::args& args) {
   static const Words words =
-      Joined({kTorchIncoming, kInputs, kTorchCompressed, kTorchSaved, kTorchGradients, kOptions, kThreads});
+      Joined<Call>({kTorchIncoming, kInputs, kTorchCompressed, kTorchSaved, kTorchGradients, kOptions, kThreads});
   Call call;
   call.arrays.AllowTorch();
   Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);
@@ -205,7 +198,7 @@ void RunTorchBackward(const nb::args& args) {
 }
 
 nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
-  static const Words words = Joined({kInputs, kOptions, kCompressed, kOut, kThreads});
+  static const Words words = Joined<Call>({kInputs, kOptions, kCompressed, kOut, kThreads});
   Call call;
   call.describe = true;
   call.arrays.AllowShapes(dtype);
