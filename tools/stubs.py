@@ -83,7 +83,9 @@ class OnTensors(ast.NodeTransformer):
         functions = functions_of(body)
         self.signatures = signatures
         self.classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
-        self.with_states = {f.name.removesuffix("_step") for f in functions if f.name.endswith("_step")}
+        # Mechanisms that processes divide, which are those with states but log_linear_attention.
+        divided = {f.name for f in functions if any(a.arg == "comm" for a in f.args.kwonlyargs)}
+        self.with_states = divided & {f.name.removesuffix("_step") for f in functions if f.name.endswith("_step")}
         self.own_results = ({f.name.removesuffix("_backward") for f in functions if f.name.endswith("_backward")}
                             - {"attention"})
 

@@ -192,7 +192,7 @@ def test_every_function_has_the_options_as_attention_has_them():
             if getattr(method, "name", "") in ("attend", "quantization_bound"):
                 taken = keywords_of(method)
                 assert {key: kind for key, kind in taken.items()
-                        if key not in {"causal", "tree", "scale", *bounds, *results}} == {
+                        if key not in {"causal", "tree", "scale", "comm", *bounds, *results}} == {
                             key: kind for key, kind in options.items() if key not in known}, name
                 if method.name == "attend":
                     first = (["scale", "causal", "tree", "return_lse"] if name == "LatentKVCache"

@@ -44,7 +44,7 @@ def _in_rows(x: Any) -> Any:
 
 
 def _recur(scan: Scan, x: Tensor, g: Tensor, h: Any, out: Tensor, last: Any = None) -> None:
-    _core._torch_hgrn(x, g, h, *scan.rest(), out, last)
+    _core._torch_hgrn(x, g, h, *scan.rest(), 0, out, last)  # in no segments
 
 
 def _recur_along(scan: Scan, x: Tensor, x_along: Tensor, g: Tensor, g_along: Any, h: Any, h_along: Any, out: Tensor,
