@@ -13,6 +13,7 @@
 #include <io.h>
 #include <malloc.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -261,6 +262,7 @@ GuardedMemory& GuardedMemory::operator=(GuardedMemory&& other) noexcept {
 
 void* AllocateAligned(size_t num_bytes) {
   constexpr size_t kLine = 128, kPage = 4096;
+  if (num_bytes > SIZE_MAX - kPage) throw std::bad_alloc();  // the library's own sum would overflow
   void* const memory = _aligned_malloc(num_bytes == 0 ? kLine : num_bytes, num_bytes >= (1 << 18) ? kPage : kLine);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
