@@ -408,12 +408,12 @@ void ExpectThatFlipsAreSeen(const std::vector<Subject<Definition>>& subjects, st
 }
 
 TEST(DefinitionFlagsTest, AWrongFlagOfARecurrenceIsSeen) {
-  if (!kCanFork) GTEST_SKIP() << "needs processes of its own";
+  if (!kCanFork) GTEST_SKIP() << kWhyNoFork;
   ExpectThatFlipsAreSeen(Recurrences(), kOfRecurrences);
 }
 
 TEST(DefinitionFlagsTest, AWrongFlagOfAScanIsSeen) {
-  if (!kCanFork) GTEST_SKIP() << "needs processes of its own";
+  if (!kCanFork) GTEST_SKIP() << kWhyNoFork;
   ExpectThatFlipsAreSeen(Scans(), kOfScans);
 }
 

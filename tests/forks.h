@@ -17,13 +17,15 @@ namespace heed {
 
 #if defined(_WIN32)
 inline constexpr bool kCanFork = false;
+inline constexpr char kWhyNoFork[] = "Windows has no fork()";
 
 template <class F>
 int StatusOfFork(F) {
   return -1;
 }
 #else
-inline constexpr bool kCanFork = !HEED_THREAD_SANITIZER;  // the sanitizer refuses threads in a forked child
+inline constexpr bool kCanFork = !HEED_THREAD_SANITIZER;
+inline constexpr char kWhyNoFork[] = "ThreadSanitizer refuses threads in a forked child";
 
 // The exit status of `child`, run in a fork; -1 if it was killed or did not end.
 template <class F>

@@ -18,7 +18,7 @@ namespace {
 using std::chrono::milliseconds;
 
 TEST(ForkSafeMutexTest, AChildHasNoReadersOfItsParent) {
-  if (!kCanFork) GTEST_SKIP() << "ThreadSanitizer";
+  if (!kCanFork) GTEST_SKIP() << kWhyNoFork;
   ForkSafeMutex mutex;
   std::atomic<bool> reads{false}, stop{false};
   std::thread reader([&] {
@@ -38,7 +38,7 @@ TEST(ForkSafeMutexTest, AChildHasNoReadersOfItsParent) {
 }
 
 TEST(ForkSafeMutexTest, WhatItProtectsIsWholeInAChild) {
-  if (!kCanFork) GTEST_SKIP() << "ThreadSanitizer";
+  if (!kCanFork) GTEST_SKIP() << kWhyNoFork;
   ForkSafeMutex inner, outer;
   int64_t a = 0, b = 0, c = 0;
   std::atomic<bool> stop{false};
@@ -66,7 +66,7 @@ TEST(ForkSafeMutexTest, WhatItProtectsIsWholeInAChild) {
 }
 
 TEST(ForkSafeMutexTest, OthersMayComeAndGo) {
-  if (!kCanFork) GTEST_SKIP() << "ThreadSanitizer";
+  if (!kCanFork) GTEST_SKIP() << kWhyNoFork;
   std::atomic<bool> stop{false};
   std::thread busy([&] {
     while (!stop) {

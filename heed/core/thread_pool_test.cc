@@ -214,7 +214,7 @@ TEST(ExecutorTest, AHostThatRunsWorkerZeroAloneIsEnough) {
 }
 
 TEST(ForkTest, AChildHasAPoolOfItsOwnAndExitsCleanly) {
-  if (!kCanFork) GTEST_SKIP() << "ThreadSanitizer";
+  if (!kCanFork) GTEST_SKIP() << kWhyNoFork;
   Context ctx(3);
   ASSERT_TRUE(EveryTaskOnce(ctx, 100));
   EXPECT_EQ(StatusOfFork([&] {
@@ -229,14 +229,14 @@ TEST(ForkTest, AChildHasAPoolOfItsOwnAndExitsCleanly) {
 }
 
 TEST(ForkTest, AChildThatRunsNothingExitsCleanly) {
-  if (!kCanFork) GTEST_SKIP() << "ThreadSanitizer";
+  if (!kCanFork) GTEST_SKIP() << kWhyNoFork;
   Context ctx(3);
   ASSERT_TRUE(EveryTaskOnce(ctx, 100));
   EXPECT_EQ(StatusOfFork([] { std::exit(7); }), 7);
 }
 
 TEST(ForkTest, AForkWhileAnotherThreadRunsAJobIsHarmless) {
-  if (!kCanFork) GTEST_SKIP() << "ThreadSanitizer";
+  if (!kCanFork) GTEST_SKIP() << kWhyNoFork;
   std::atomic<bool> stop{false};
   std::thread busy([&] {
     Context ctx(3);
@@ -254,7 +254,7 @@ TEST(ForkTest, AForkWhileAnotherThreadRunsAJobIsHarmless) {
 }
 
 TEST(ForkTest, ExitWhileADetachedThreadRunsJobsDoesNotHang) {
-  if (!kCanFork) GTEST_SKIP() << "ThreadSanitizer";
+  if (!kCanFork) GTEST_SKIP() << kWhyNoFork;
   for (int i = 0; i < 10; ++i) {
     ASSERT_EQ(StatusOfFork([] {
                 static std::atomic<int> rounds{0};

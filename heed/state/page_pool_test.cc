@@ -113,7 +113,7 @@ TEST(PagePoolTest, MemoryIsLimited) {
 }
 
 TEST(PagePoolTest, AForkWhileAnotherThreadTakesPagesIsHarmless) {
-  if (!kCanFork) GTEST_SKIP() << "ThreadSanitizer";
+  if (!kCanFork) GTEST_SKIP() << kWhyNoFork;
   PagePool pool({2, 64, 3});
   std::atomic<bool> stop{false};
   std::thread busy([&] {
