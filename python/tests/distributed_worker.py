@@ -232,7 +232,8 @@ def check_attention():
 def compare_attention(tensors, d_o, options, order, dtype):
     rows = {"bias": 2, "mask": 2, "log_decay": 1, "segments": 1}
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    differentiable = {key for key, x in options.items() if isinstance(x, torch.Tensor) and x.is_floating_point()}
+    # A list: all ranks sum up gradients in the order of the options, which a set's order is not.
+    differentiable = [key for key, x in options.items() if isinstance(x, torch.Tensor) and x.is_floating_point()]
     options = {key: x.to(dtype if key == "bias" else wide, copy=True).requires_grad_() if key in differentiable else x
                for key, x in options.items()}
     axis = tensors[0].dim() - 3
