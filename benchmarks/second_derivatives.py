@@ -46,6 +46,8 @@ def mechanisms():
     yield "linear_attention", functools.partial(of.linear_attention, feature_map="identity", normalize=False), (q, k, v)
     yield "linear_attention/normalize", of.linear_attention, (q, k, v)
     yield "simple_gla", of.simple_gla, (q, k, v, decay)
+    scales = torch.rand(1, T, H, (T - 1).bit_length() + 1)
+    yield "log_linear_attention", with_last(of.log_linear_attention, "log_decay"), (q, k, v, scales, decay)
     yield "gla", of.gla, (q, k, v, decays)
     yield "rwkv6", of.rwkv6, (q, k, v, decays, normal(H, D))
     yield "mlstm", of.mlstm, (q, k, v, normal(1, T, H), normal(1, T, H) + 2)

@@ -206,6 +206,69 @@ class TestTorch:
         none = (None,) * 8
         torch.library.opcheck(torch.ops.heed.log_linear_attention.default, (*given[:4], *none))
 
+    @pytest.mark.parametrize("options", [
+        {"scale": -0.7}, {"log_decay": None}, {"lengths": [4, 2], "starts": [1, 2]},
+        {"cu_seqlens": [0, 2, 2, 5]}, {"positions": [3, 64]},
+        {"positions": [1, 0, 6], "cu_seqlens": [0, 3, 3, 5], "scale": 0.5}], ids=str)
+    def test_second_derivatives_and_forward_mode(self, options):
+        import heed.torch
+
+        torch = self.torch
+        torch.manual_seed(3)
+        batch = 1 if "cu_seqlens" in options else 2
+        given = [torch.from_numpy(x) for x in inputs(B=batch, T=5, H=1, HV=2, K=2, V=3, L=8)]
+        if "log_decay" in options:
+            given.pop()
+        if "positions" in options:
+            given.append(torch.randn(len(options["positions"]), 2, 8, 2, 3, dtype=torch.float64))
+
+        def function(*x):
+            state = {"initial_state": x[-1]} if "positions" in options else {}
+            decay = {} if "log_decay" in options else {"log_decay": x[4]}
+            return heed.torch.log_linear_attention(*x[:4], return_state=True, **options | decay | state)
+
+        for x in given:
+            x.requires_grad_()
+        assert torch.autograd.gradcheck(function, given, check_forward_ad=True, fast_mode=True)
+        assert torch.autograd.gradgradcheck(function, given, check_fwd_over_rev=True, fast_mode=True)
+
+        def gradients(*x):
+            return torch.autograd.grad(sum(y.square().sum() for y in function(*x)), x, create_graph=True)
+
+        assert torch.autograd.gradgradcheck(gradients, given, atol=1e-5, rtol=1e-3, fast_mode=True)
+
+    def test_hessians(self):
+        import heed.torch
+
+        torch = self.torch
+        q, k, v, scales, g = (torch.from_numpy(x) for x in inputs(B=1, T=3, H=1, HV=2, K=2, V=3, L=3))
+
+        def loss(x):
+            return heed.torch.log_linear_attention(q, x, v, scales, log_decay=g).sin().sum()
+
+        forward_over_reverse = torch.func.hessian(loss)(k)
+        torch.testing.assert_close(torch.func.jacrev(torch.func.grad(loss))(k), forward_over_reverse)
+        torch.testing.assert_close(torch.autograd.functional.hessian(loss, k), forward_over_reverse)
+        assert forward_over_reverse.abs().max() > 1e-3
+
+    def test_a_gradient_penalty_in_bfloat16(self):
+        import heed.torch
+
+        torch = self.torch
+        wide = [torch.from_numpy(x).requires_grad_() for x in inputs(B=1, T=70, H=2, HV=4, K=16, V=16, L=8)]
+
+        def penalty(q, *others):
+            o = heed.torch.log_linear_attention(q, *others[:3], log_decay=others[3])
+            (dq,) = torch.autograd.grad(o.sum(), q, create_graph=True)
+            return dq.square().mean(dtype=torch.float64)
+
+        narrow = [x.detach().bfloat16().requires_grad_() for x in wide]
+        found = torch.autograd.grad(penalty(*narrow), narrow[1:])
+        expected = torch.autograd.grad(penalty(*wide), wide[1:])
+        for x, y in zip(found, expected):
+            assert x.dtype == torch.bfloat16
+            torch.testing.assert_close(x.double(), y, rtol=0.05, atol=0.03 * float(y.abs().max()))
+
     def test_packed_and_stepped(self):
         import heed.torch
 

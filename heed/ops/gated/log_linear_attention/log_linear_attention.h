@@ -92,8 +92,8 @@ struct Gradients {
 //   dlambda_t[l] = sum_{s: l(t, s) = l} w_ts <q_t, k_s> <d_o_t, v_s>
 //   dg_r = sum over t >= r > s of the terms of <d_o, o>
 //
-// Gradients of keys and queries are summed over the value heads of a key head. The second derivative is not
-// implemented. Precision and reproducibility as above. Memory: T / 64 states of [K, V] per thread. Throws as Forward.
+// Gradients of keys and queries are summed over the value heads of a key head. Only heed.torch has second derivatives.
+// Precision and reproducibility as above. Memory: T / 64 states of [K, V] per thread. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading. Outputs may be f64.

@@ -76,8 +76,8 @@ class GatedDeltaNet(Layer):
         b, a = (part.flatten(2)
                 for part in self.in_proj_ba(x).unflatten(-1, (self.num_key_heads, -1)).split((group, group), -1))
         of_keys = self.num_key_heads * K
-        rows = convolved(torch.cat([part.flatten(2) for part in (q, k, v)], -1), self.conv1d.weight, None, state,
-                         lengths)
+        rows = torch.cat([head for part in (q, k, v) for head in part.unbind(2)], -1)
+        rows = convolved(rows, self.conv1d.weight, None, state, lengths)
         q, k = unit(rows[..., :2 * of_keys].unflatten(-1, (-1, K))).chunk(2, 2)
         v = rows[..., 2 * of_keys:].unflatten(-1, (-1, V))
         beta, g = b.sigmoid(), -wide(self.A_log).exp() * F.softplus(wide(a) + self.dt_bias)
