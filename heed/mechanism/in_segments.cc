@@ -1,11 +1,12 @@
 // Calls in segments: summaries of all segments but the last ones at once, the states between them, then the outputs of
-// all segments but the first ones at once. The gradients of states pass through the same transitions in reverse.
+// all segments at once. The gradients of states pass through the same transitions in reverse.
 //
-//   forward   1. states after the first segments, and summaries of those between the first and the last
+//   forward   1. states after the first segments, and summaries of those between the first and the last: no outputs
 //             2. states before each segment, in f64 (segments.cc): a task owns some heads, or columns of a head
-//             3. outputs and final states of all segments but the first
+//             3. outputs and final states
 //   backward  steps 1 and 2 of forward, then
-//             3. gradients of the states before each segment but the first, as if those after it had none
+//             3. gradients of the states before each segment but the first, and of nothing else, as if those after it
+//                had none
 //             4. those of the states after it, added in reverse order
 //             5. gradients of all tensors
 //
@@ -110,30 +111,14 @@ class StatesOf {
   std::vector<TensorView> views_;
 };
 
-// A tensor in new memory, which has the layout of `like` if that is dense.
-struct Scratch {
-  explicit Scratch(const ConstTensorView& like) {
-    int64_t extent = 1;
-    bool ascending = true;
-    for (int axis = 0; axis < like.rank(); ++axis) {
-      ascending = ascending && like.stride(axis) >= 0;
-      extent += (like.size(axis) - 1) * like.stride(axis);
-    }
-    memory.reset(new std::byte[static_cast<size_t>(like.num_elements() + 1) * SizeOf(like.dtype())]);
-    view = ascending && extent == like.num_elements()
-               ? TensorView(memory.get(), like.dtype(), like.sizes(), like.strides())
-               : TensorView(memory.get(), like.dtype(), like.sizes());
-  }
-  std::unique_ptr<std::byte[]> memory;
-  TensorView view;
-};
-
 // The segments of a call's sequences. Lists of segments are in the order of sequences, and each in that of processing.
 struct Cut {
   std::vector<TokenRange> sequences;
-  CutSequences firsts, between, rest;  // the first segment of each sequence; those between it and the last; all others
-  // Numbers of each sequence: its segments after the first, and where they begin in `rest` and in `between`.
-  std::vector<int64_t> counts, rest_at, between_at;
+  // The first segment of each sequence, those between it and the last, and all others; and the first ones of sequences
+  // that have several.
+  CutSequences firsts, between, rest, begins;
+  // Numbers of each sequence: its segments after the first, and where it begins in these lists.
+  std::vector<int64_t> counts, rest_at, between_at, begins_at;
 
   Cut(std::vector<TokenRange> ranges, int64_t segment, bool reverse) : sequences(std::move(ranges)) {
     for (const TokenRange& range : sequences) {
@@ -143,14 +128,20 @@ struct Cut {
       }
       if (reverse) std::ranges::reverse(parts);
       firsts.ranges.push_back(parts[0]);
-      rest_at.push_back(static_cast<int64_t>(rest.ranges.size()));
-      between_at.push_back(static_cast<int64_t>(between.ranges.size()));
+      rest_at.push_back(Count(rest));
+      between_at.push_back(Count(between));
+      begins_at.push_back(Count(begins));
       counts.push_back(static_cast<int64_t>(parts.size()) - 1);
       rest.ranges.insert(rest.ranges.end(), parts.begin() + 1, parts.end());
+      if (parts.size() > 1) begins.ranges.push_back(parts[0]);
       if (parts.size() > 2) between.ranges.insert(between.ranges.end(), parts.begin() + 1, parts.end() - 1);
     }
   }
   int64_t num_sequences() const { return static_cast<int64_t>(sequences.size()); }
+  // The place of segment i of a sequence in the list of all segments, the first ones and then the rest.
+  int64_t At(size_t sequence, int64_t i) const {
+    return i == 0 ? static_cast<int64_t>(sequence) : num_sequences() + rest_at[sequence] + i - 1;
+  }
   static int64_t Count(const CutSequences& of) { return static_cast<int64_t>(of.ranges.size()); }
 };
 
@@ -182,29 +173,20 @@ class Segments {
   }
 
   void Forward(const Results& out) {
-    FindStates(out.o);
-    const auto S = cut_.num_sequences();
+    FindStates();
+    const auto S = static_cast<size_t>(cut_.num_sequences());
     const bool wanted = std::ranges::any_of(out.states, [](const TensorView& t) { return t.present(); });
-    if (!cut_.rest.ranges.empty()) {
-      const StatesOf last(wanted ? shapes_ : Shapes(shapes_.size()), dtype_, Cut::Count(cut_.rest));
-      call_.forward(cut_.rest, {in_.tensors, before_->inputs()}, {out.o, last.views()});
-      if (wanted) {
-        for (int64_t s = 0; s < S; ++s) {
-          const auto at = static_cast<size_t>(s);
-          if (cut_.counts[at] == 0) continue;
-          after_->Set(s, std::span<const TensorView>(last.views()), cut_.rest_at[at] + cut_.counts[at] - 1);
-        }
-      }
-    }
-    std::vector<int64_t> sequences;
-    for (int64_t s = 0; s < S; ++s) sequences.push_back(s);
-    after_->Get(out.states, sequences);
+    const StatesOf after(wanted ? shapes_ : Shapes(shapes_.size()), dtype_,
+                         cut_.num_sequences() + Cut::Count(cut_.rest));
+    call_.forward(Both(cut_.firsts, cut_.rest), {in_.tensors, before_->inputs()}, {out.o, after.views()});
+    std::vector<int64_t> last;
+    for (size_t s = 0; s < S; ++s) last.push_back(cut_.At(s, cut_.counts[s]));
+    after.Get(out.states, last);
     Clear(out.o, call_.table.tensors[0]);
   }
 
   void Backward(const Results& out) {
-    const Scratch o(in_.d_o);
-    FindStates(o.view);
+    FindStates();
     Shapes shapes = shapes_;
     for (size_t i = 0; i < shapes.size(); ++i) {
       if (!call_.table.states[i].differentiable()) shapes[i].clear();
@@ -217,28 +199,23 @@ class Segments {
         const auto at = static_cast<size_t>(s);
         if (cut_.counts[at] > 0) d_after.Set(cut_.rest_at[at] + cut_.counts[at] - 1, in_.d_final, s);
       }
-      call_.backward(cut_.rest, {in_.tensors, before_->inputs(), in_.d_o, d_after.inputs()}, {{}, d_rest.views(), {}});
+      const std::vector<TensorView> before = before_->Of(S, S + rest);
+      const std::vector<ConstTensorView> before_inputs(before.begin(), before.end());
+      call_.backward(cut_.rest, {in_.tensors, before_inputs, in_.d_o, d_after.inputs()}, {{}, d_rest.views(), {}});
       Transpose(d_rest);
     }
-    const StatesOf before(shapes_, dtype_, S + rest), d_after(shapes, dtype_, S + rest);
-    for (int64_t s = 0; s < S; ++s) {
-      const auto at = static_cast<size_t>(s);
-      before.Set(s, std::span<const TensorView>(first_->views()), s);
-      for (int64_t i = 0; i <= cut_.counts[at]; ++i) {  // segment i
-        const int64_t to = i == 0 ? s : S + cut_.rest_at[at] + i - 1;
-        if (i > 0) before.Set(to, std::span<const TensorView>(before_->views()), cut_.rest_at[at] + i - 1);
-        if (i < cut_.counts[at]) {
-          d_after.Set(to, std::span<const TensorView>(d_rest.views()), cut_.rest_at[at] + i);
-        } else {
-          d_after.Set(to, in_.d_final, s);
-        }
+    const StatesOf d_after(shapes, dtype_, S + rest);
+    for (size_t s = 0; s < static_cast<size_t>(S); ++s) {
+      for (int64_t i = 0; i < cut_.counts[s]; ++i) {
+        d_after.Set(cut_.At(s, i), std::span<const TensorView>(d_rest.views()), cut_.rest_at[s] + i);
       }
+      d_after.Set(cut_.At(s, cut_.counts[s]), in_.d_final, static_cast<int64_t>(s));
     }
     for (size_t i = 0; i < shapes.size(); ++i) {
       if (!At(out.states, i).present()) shapes[i].clear();
     }
     const StatesOf d_before(shapes, dtype_, S + rest);
-    call_.backward(Both(cut_.firsts, cut_.rest), {in_.tensors, before.inputs(), in_.d_o, d_after.inputs()},
+    call_.backward(Both(cut_.firsts, cut_.rest), {in_.tensors, before_->inputs(), in_.d_o, d_after.inputs()},
                    {{}, d_before.views(), out.gradients});
     std::vector<int64_t> sequences;
     for (int64_t s = 0; s < S; ++s) sequences.push_back(s);
@@ -256,12 +233,11 @@ class Segments {
   }
 
  private:
-  // Steps 1 and 2. Outputs of first segments are written to `o`, and of those between them what they are from zeros.
-  void FindStates(const TensorView& o) {
-    const int64_t S = cut_.num_sequences(), between = Cut::Count(cut_.between), rest = Cut::Count(cut_.rest);
-    first_ = std::make_unique<StatesOf>(shapes_, dtype_, S + between);
-    after_ = std::make_unique<StatesOf>(shapes_, dtype_, S + between);
-    before_ = std::make_unique<StatesOf>(shapes_, dtype_, rest);
+  // Steps 1 and 2.
+  void FindStates() {
+    const int64_t S = cut_.num_sequences(), between = Cut::Count(cut_.between), begins = Cut::Count(cut_.begins);
+    before_ = std::make_unique<StatesOf>(shapes_, dtype_, S + Cut::Count(cut_.rest));
+    after_ = std::make_unique<StatesOf>(shapes_, dtype_, begins + between);
     Shapes of_transitions;
     for (size_t i = 0; i < shapes_.size(); ++i) {
       of_transitions.emplace_back();
@@ -270,38 +246,43 @@ class Segments {
       }
     }
     transitions_ = std::make_unique<StatesOf>(of_transitions, dtype_, between);
-    const std::vector<TensorView> summaries = after_->Of(S, S + between);
+    const std::vector<TensorView> summaries = after_->Of(begins, begins + between);
     SummaryPasses passes(call_.op, call_.table, {in_.tensors}, {summaries, transitions_->views()});
+    const StatesOf first(shapes_, dtype_, begins + between);
     for (size_t i = 0; i < shapes_.size(); ++i) {
       if (shapes_[i].empty()) continue;
       const StateTensor& state = call_.table.states[i];
-      const TensorView& t = first_->views()[i];
-      if (state.absent != 0) Fill(t.Slice(0, 0, S), state.absent);
+      if (state.absent != 0) Fill(before_->views()[i].Slice(0, 0, S), state.absent);
       if (state.role == StateTensor::kMaximum && between > 0) {
-        CopyFrom(passes.zeros[i], t.Slice(0, S, S + between));
+        CopyFrom(passes.zeros[i], first.views()[i].Slice(0, begins, begins + between));
       }
     }
-    for (int64_t s = 0; s < S; ++s) first_->Set(s, in_.initial, s);
-    call_.forward(Both(cut_.firsts, cut_.between), {in_.tensors, first_->inputs()}, {o, after_->views()});
+    for (size_t s = 0; s < static_cast<size_t>(S); ++s) {
+      const auto sequence = static_cast<int64_t>(s);
+      before_->Set(sequence, in_.initial, sequence);
+      if (cut_.counts[s] == 0) continue;
+      first.Set(cut_.begins_at[s], std::span<const TensorView>(before_->views()), sequence);
+    }
+    if (begins > 0) {
+      call_.forward(Both(cut_.begins, cut_.between), {in_.tensors, first.inputs()}, {{}, after_->views()});
+    }
     if (between > 0) {
       passes.ComputeTransitions([&](const Arguments& in, const Results& out) { call_.forward(cut_.between, in, out); });
     }
     ForTasks([&](size_t s, const auto& sliced) {
-      const auto sequence = static_cast<int64_t>(s);
       for (int64_t i = 0; i < cut_.counts[s]; ++i) {  // the states before segment i + 1
-        const auto before = sliced(before_->views(), cut_.rest_at[s] + i, false);
+        const auto before = sliced(before_->views(), cut_.At(s, i + 1), false);
         if (i == 0) {
-          const auto after = sliced(after_->views(), sequence, false);
+          const auto after = sliced(after_->views(), cut_.begins_at[s], false);
           for (size_t j = 0; j < before.size(); ++j) {
             if (before[j].present()) CopyFrom(after[j], before[j]);
           }
           continue;
         }
         const int64_t summary = cut_.between_at[s] + i - 1;
-        const auto state = sliced(after_->views(), S + summary, false),
+        const auto state = sliced(after_->views(), begins + summary, false),
                    transition = sliced(transitions_->views(), summary, true);
-        Apply(call_.op, call_.table, {state, transition}, sliced(before_->views(), cut_.rest_at[s] + i - 1, false),
-              before);
+        Apply(call_.op, call_.table, {state, transition}, sliced(before_->views(), cut_.At(s, i), false), before);
       }
     });
   }
@@ -311,9 +292,9 @@ class Segments {
     ForTasks([&](size_t s, const auto& sliced) {
       for (int64_t i = cut_.counts[s] - 1; i > 0; --i) {  // segment i, of which there is a summary
         const int64_t summary = cut_.between_at[s] + i - 1, at = cut_.rest_at[s] + i - 1;
-        const auto state = sliced(after_->views(), cut_.num_sequences() + summary, false);
+        const auto state = sliced(after_->views(), Cut::Count(cut_.begins) + summary, false);
         const auto transition = sliced(transitions_->views(), summary, true);
-        ApplyBackward(call_.op, call_.table, {state, transition}, sliced(before_->views(), at, false),
+        ApplyBackward(call_.op, call_.table, {state, transition}, sliced(before_->views(), cut_.At(s, i), false),
                       sliced(d_rest.views(), at + 1, false), sliced(d_rest.views(), at, false));
       }
     });
@@ -374,8 +355,8 @@ class Segments {
   const Cut cut_;
   Shapes shapes_;
   DType dtype_ = DType::kF32;
-  // The states before and after the first segments and, from zeros, those between; the states before all others.
-  std::unique_ptr<StatesOf> first_, after_, before_, transitions_;
+  // The states after the first segments and, from zeros, those between; the states before all segments.
+  std::unique_ptr<StatesOf> after_, before_, transitions_;
 };
 
 // Runs a pass in segments, or as it is: where a sequence is no longer than a segment, and where it will be refused.
@@ -383,14 +364,10 @@ void Run(const CallInSegments& call, Context& ctx, const Arguments& in, const Re
   CheckSegment(call.op, call.table, call.segment, call.causal);
   const ConstTensorView& first = At(in.tensors, 0);
   const os::ScopedFloatControl float_control;
-  const std::string_view axes = first.present() ? AxesOfRank(call.table.tensors[0].axes, first.rank()) : "";
   if (first.present() && first.device().type != DeviceType::kCpu) Refuse(call.op, call.segment, "on a GPU");
   const CallInSegments::Pass& pass = backward ? call.backward : call.forward;
-  if (axes.empty()) {
-    pass({}, in, out);  // says what is wrong
-    throw InternalError(std::string(call.op) + ": no tokens");
-  }
-  Segments segments(call, ctx, in, static_cast<int>(axes.find('T')));
+  Segments segments(call, ctx, in, TokenAxisOf(call, pass, in));
+  if (!backward && !out.o.present()) Fail(call.op, "o", "is absent", "a tensor");
   segments.Check(pass, out);
   if (segments.RunWhole(pass, out)) return;
   backward ? segments.Backward(out) : segments.Forward(out);
@@ -450,9 +427,9 @@ Counted Count(const std::vector<TokenRange>& ranges, const Division& division, i
     return counted;
   }
   const Cut cut(ranges, segment, false);
-  counted.Add(Tokens(Both(cut.firsts, cut.between).ranges), division, 1, threads);
+  counted.Add(Tokens(Both(cut.begins, cut.between).ranges), division, division.states, threads);
   counted.Add(Tokens(cut.between.ranges), division, division.transition, threads);
-  counted.Add(Tokens(cut.rest.ranges), division, 1, threads);
+  counted.Add(Tokens(Both(cut.firsts, cut.rest).ranges), division, 1, threads);
   return counted;
 }
 

@@ -11,6 +11,7 @@
 #ifndef HEED_MECHANISM_PASSES_INL_H_
 #define HEED_MECHANISM_PASSES_INL_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -31,8 +32,11 @@ void Passes<Definition>::Forward(const char* op, Context& ctx, const Definition&
   typename Definition::Call call;
   call.Check(op, &ctx, definition, in, options, true);
   Apart apart = call.Readers(definition.table, in, options);
-  apart.Writes(op, "o", out.o, call.o_shape, call.o_dtype);
-  call.CheckLayout(op, nullptr, "o", out.o, call.o_axes);
+  const bool wants_states = std::ranges::any_of(out.states, &TensorView::present);
+  if (out.o.present() || options.cut == nullptr || !wants_states || !call.on_cpu()) {
+    apart.Writes(op, "o", out.o, call.o_shape, call.o_dtype);
+    call.CheckLayout(op, nullptr, "o", out.o, call.o_axes);
+  }
   call.ForStates(op, definition.table, "final_state", "is asked for", false, out.states,
                  [&](size_t i, const char* name, const TensorView& t) {
                    apart.Writes(op, name, t, call.state_shapes[i], call.state_dtype());

@@ -75,6 +75,8 @@ recurrence::States StatesOf(const ConstTensorView& t, std::string_view axes) {
   return states;
 }
 
+// Flops per token and element of S, and the part of them that multiplies S with queries.
+constexpr double kFlopsOfQueries = 2;
 double FlopsPerProduct(const Problem& p) {
   if (p.channels) return kFlopsOfChannels;
   return p.delta == Delta::kNone ? 4 : p.delta == Delta::kAfterDecay ? 6 : 8;
@@ -354,15 +356,16 @@ void EngineCall::Explain(const char* op, const Context& ctx, const Definition&, 
 mechanism::Division EngineCall::DivisionOf(const Definition& definition, const Arguments& in) const {
   const Problem& p = problem;
   constexpr int64_t kChannels = 16;  // of a task, where a head is a channel
-  if (p.channels) return {(p.value_heads + kChannels - 1) / kChannels, 1, 1};
+  if (p.channels) return {(p.value_heads + kChannels - 1) / kChannels, 1, 0.5, 0.5};  // one of two exponentials
   mechanism::Division division = {p.value_heads, recurrence::NumParts(1, p.value_size, p.value_size)};
+  division.states = 1 - kFlopsOfQueries / FlopsPerProduct(p);
   const ConstTensorView state(nullptr, state_dtype(), state_shapes[0]);
   const std::vector<int64_t> transition = mechanism::TransitionShape(definition.table, in, 0, state);
   const size_t columns = mechanism::ColumnsOf(definition.table.states[0]);
   if (recurrence::IsRandom(p.feature)) return division;                        // features do not decay
   const int64_t of_transition = transition.empty() ? 1 : transition[columns];  // empty: relative to a maximum
   // A tile is at least half a part wide.
-  division.transition = static_cast<double>(std::max(of_transition, recurrence::kPartColumns / 2)) /
+  division.transition = division.states * static_cast<double>(std::max(of_transition, recurrence::kPartColumns / 2)) /
                         static_cast<double>(std::max(p.value_size, recurrence::kPartColumns / 2));
   return division;
 }

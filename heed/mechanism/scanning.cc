@@ -326,7 +326,8 @@ void Call::Explain(const char* op, const Context& ctx, const Definition& definit
 mechanism::Division Call::DivisionOf(const Definition& definition, const Arguments& /*in*/) const {
   constexpr int64_t kChannels = 16;  // of a task
   if (definition.kernels != nullptr || definition.rule == scan::Rule::kHeads) return {};
-  return {(problem.channels + kChannels - 1) / kChannels, 1, 1};
+  const double states = problem.rule == scan::Rule::kModes ? 0.5 : 1;  // half of the products, or hardly less work
+  return {(problem.channels + kChannels - 1) / kChannels, 1, states, states};
 }
 
 double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tokens, bool backward) {

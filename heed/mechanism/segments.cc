@@ -18,6 +18,7 @@
 #include "heed/core/os.h"
 #include "heed/mechanism/call_internal.h"
 #include "heed/mechanism/check_internal.h"
+#include "heed/mechanism/define_internal.h"
 #include "heed/mechanism/segments_internal.h"
 
 namespace heed::mechanism {
@@ -337,6 +338,14 @@ int AxisOf(const Tensor& tensor, const ConstTensorView& t, char letter) {
   return axis == std::string_view::npos ? -1 : static_cast<int>(axis);
 }
 
+int TokenAxisOf(const CallInSegments& call, const CallInSegments::Pass& pass, const Arguments& in) {
+  const ConstTensorView& first = At(in.tensors, 0);
+  const std::string_view axes = first.present() ? AxesOfRank(call.table.tensors[0].axes, first.rank()) : "";
+  if (!axes.empty()) return static_cast<int>(axes.find('T'));
+  pass({}, in, {});
+  throw InternalError(std::string(call.op) + ": no tokens");
+}
+
 std::vector<int64_t> TransitionShape(const Table& table, const Arguments& in, size_t i, const ConstTensorView& state) {
   const StateTensor& of = table.states[i];
   const Kind kind = KindOf(table, of);
@@ -418,19 +427,6 @@ SummaryPasses::SummaryPasses(const char* op, const Table& table, const Arguments
   }
 }
 
-TensorView SummaryPasses::Output(std::span<const ConstTensorView> tensors) {
-  const Tensor& value = ValueOf(table_);
-  const ConstTensorView& v = tensors[table_.IndexOf(value)];
-  std::vector<int64_t> sizes;
-  for (size_t i = 0; const char axis : std::string_view(value.axes)) {
-    if (axis != 'N') sizes.push_back(v.size(static_cast<int>(i)));
-    ++i;
-  }
-  const int64_t count = std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-  const DType dtype = tensors[0].dtype();
-  return {constants_.Next(dtype, count), dtype, sizes};
-}
-
 void SummaryPasses::ComputeTransitions(const ForwardPass& forward) {
   if (HasMaximum(table_) && table_.Has(Role::kProjection)) {  // features do not decay
     for (const TensorView& t : transitions) {
@@ -439,21 +435,25 @@ void SummaryPasses::ComputeTransitions(const ForwardPass& forward) {
     return;
   }
   const std::vector<ConstTensorView> silenced = Silenced(table_, in_, HasMaximum(table_), columns_, constants_);
-  forward({silenced, basis_}, {Output(silenced), transitions});
+  forward({silenced, basis_}, {{}, transitions});
 }
 
 void Summarize(const char* op, const Table& table, const Arguments& in, const ForwardPass& forward,
                const Segment& out) {
-  const os::ScopedFloatControl float_control;
-  const Tensor& value = ValueOf(table);
-  const ConstTensorView& v = At(in.tensors, table.IndexOf(value));
-  const std::string_view axes = value.axes;
-  const ConstTensorView& first = At(in.tensors, 0);
-  if (!first.present() || !v.present() || v.rank() != static_cast<int>(axes.size())) forward(in, {});  // says what is
-  if (first.device().type != DeviceType::kCpu) throw Unsupported(std::string(op) + ": computes on the CPU alone");
   SummaryPasses passes(op, table, in, out);
-  forward({in.tensors, passes.zeros}, {passes.Output(in.tensors), out.state});
+  forward({in.tensors, passes.zeros}, {{}, out.state});
   passes.ComputeTransitions(forward);
+}
+
+void Summarize(const CallInSegments& call, const Arguments& in, const Segment& out) {
+  const os::ScopedFloatControl float_control;
+  const int token_axis = TokenAxisOf(call, call.forward, in);
+  const ConstTensorView& first = in.tensors[0];
+  if (first.device().type != DeviceType::kCpu) throw Unsupported(std::string(call.op) + ": computes on the CPU alone");
+  const CutSequences whole = {RangesOf(call.op, call.table.tensors[0].name, first, Sequences(call), token_axis)};
+  Summarize(
+      call.op, call.table, in, [&](const Arguments& of, const Results& results) { call.forward(whole, of, results); },
+      out);
 }
 
 namespace {

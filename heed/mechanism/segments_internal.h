@@ -20,15 +20,19 @@ namespace heed::mechanism {
 // Returns the axis of a tensor that has this letter in the table; -1 if the tensor is absent, or has none.
 HEED_API int AxisOf(const Tensor& tensor, const ConstTensorView& t, char letter);
 
+// Returns the axis of tokens of a call's first tensor. Without such a tensor `pass` says what is wrong.
+int TokenAxisOf(const CallInSegments& call, const CallInSegments::Pass& pass, const Arguments& in);
+
 // Returns the shape of the transition of state i, which has the shape of `state`; empty if it has none.
 HEED_API std::vector<int64_t> TransitionShape(const Table& table, const Arguments& in, size_t i,
                                               const ConstTensorView& state);
 
 // The tasks of a forward pass over one sequence.
 struct Division {
-  int64_t heads = 0;      // tasks that need all its tokens; 0: tokens are divided already
-  int64_t parts = 1;      // into which columns of a head may be divided
-  double transition = 0;  // the work of the pass that finds a summary's transition, relative to that of the whole pass
+  int64_t heads = 0;  // tasks that need all its tokens; 0: tokens are divided already
+  int64_t parts = 1;  // into which columns of a head may be divided
+  // The work relative to that of the whole pass: without outputs, and of the pass that finds a summary's transition.
+  double states = 1, transition = 0;
 };
 
 // A forward pass over these sequences by counted work: the time of the longest thread relative to the time of one
@@ -69,8 +73,6 @@ class SummaryPasses {
  public:
   // Checks the states of `in` and of `out`.
   SummaryPasses(const char* op, const Table& table, const Arguments& in, const Segment& out);
-  // New memory for the o of a pass.
-  TensorView Output(std::span<const ConstTensorView> tensors);
   void ComputeTransitions(const ForwardPass& forward);
 
   std::vector<ConstTensorView> zeros;  // the states before the first pass

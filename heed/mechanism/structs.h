@@ -50,9 +50,9 @@ struct NoStates {};
 // The state of h3 depends on the keys before a segment: Summarize takes them as initial.tail, zeros by default, and
 // their gradient is what Backward with d_final computes. A summary of a mechanism without a step for its options, such
 // as a normalised sum over all tokens, does not exist. rg_lru treats the first token of a sequence without an initial
-// state differently, so a first segment without one is not summarised: its states are those of Forward. Memory: one o,
-// and states in f64. Sums are computed in f64 and rounded once, so that the states of a sequence depend on where it is
-// cut by a rounding of f32, and on nothing else.
+// state differently, so a first segment without one is not summarised: its states are those of Forward.
+// Options::segment is ignored. Memory: states in f64. Sums are computed in f64 and rounded once, so that the states of
+// a sequence depend on where it is cut by a rounding of f32, and on nothing else.
 //
 // Throw InvalidArgument for a shape, dtype or presence that disagrees with the above, Unsupported for tensors on a GPU.
 template <template <class> class OfStates>

@@ -15,7 +15,7 @@ struct TokenRange {
   int64_t batch, begin, end;
 };
 
-// The sequences of a call that computes some segments of another one: it leaves all other tokens as they are.
+// The sequences of a call for segments of another one: it leaves other tokens as they are; without o, only states.
 struct CutSequences {
   std::vector<TokenRange> ranges;
   // Written by the call: the shapes of its states, empty ones for states that it does not have, and their dtype.

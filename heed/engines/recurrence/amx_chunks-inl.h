@@ -123,28 +123,33 @@ class ChunkedHead {
     LoadState();
     for (int64_t block = 0; block < NumBlocks(s_.count); ++block) {
       put(block, b_.state);
-      const int64_t first = block * kChunk, n = std::min(kChunk, s_.count - first);
-      if (block + 1 == NumBlocks(s_.count)) break;
-      PackKeys(first, n);
-      PackValues(first, n);
-      DecayScores</*kState=*/true>(first, n);
-      for (int64_t column_block = 0; column_block < columns_; column_block += kColumnBlock) {
-        SplitState</*kState=*/true>(column_block);
-        AddToState(column_block);
-        if (!finite_) AddValuesThatAreNotFinite</*kState=*/true>(first, n, column_block);
-      }
+      const int64_t first = block * kChunk;
+      if (block + 1 < NumBlocks(s_.count)) AdvanceState(first, std::min(kChunk, s_.count - first));
     }
   }
 
+  // Without `o` computes the states alone.
   HWY_NOINLINE HWY_ATTR void Compute() {
     LoadState();
     for (int64_t first = 0; first < s_.count; first += kChunk) {
-      Chunk(first, std::min(kChunk, s_.count - first));
+      const int64_t n = std::min(kChunk, s_.count - first);
+      p_.o.data == nullptr ? AdvanceState(first, n) : Chunk(first, n);
     }
     StoreState();
   }
 
  private:
+  HWY_NOINLINE HWY_ATTR void AdvanceState(int64_t first, int64_t n) {
+    PackKeys(first, n);
+    PackValues(first, n);
+    DecayScores</*kState=*/true>(first, n);
+    for (int64_t column_block = 0; column_block < columns_; column_block += kColumnBlock) {
+      SplitState</*kState=*/true>(column_block);
+      AddToState(column_block);
+      if (!finite_) AddValuesThatAreNotFinite</*kState=*/true>(first, n, column_block);
+    }
+  }
+
   HWY_INLINE void Chunk(int64_t first, int64_t n) {
     PackQueries(first, n);
     PackKeys(first, n);

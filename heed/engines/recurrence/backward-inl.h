@@ -9,7 +9,8 @@
 //
 // Each is a pass of register_tile-inl.h with other operands: 12 K V flops per token. A task owns one value head of one
 // sequence, or a range of its columns, and passes over the blocks of 64 tokens twice, forward for dq and reversed for
-// dk and dv. Both passes widen rows and compute tables.
+// dk and dv. Both passes widen rows and compute tables. If only gradients of initial states are wanted, D alone is
+// computed: 2 K V flops, and those of the forward pass if outputs are normalised.
 //
 // The gradient of a log decay is a sum of q .* dq - k .* dk over all later tokens. It is computed inside a block; the
 // tokens after the block contribute <S, D> at its end, so that nothing cancels over long distances. For this the
@@ -65,19 +66,24 @@ class BackwardHead : GateGradients<T> {
   BackwardHead(const Problem& p, const Gradients& g, const Task& task, const BackwardBuffers<T>& buffers,
                const SharedBuffers<T>& shared, const ChunkStates& states, void* states_scratch)
       : Base(p, g, task, buffers, shared), states_(states), states_scratch_(states_scratch),
-        gated_(p.gate != Gate::kNone), scalar_(p.gate == Gate::kScalar), lane_row_(static_cast<ptrdiff_t>(row_)),
+        gated_(p.gate != Gate::kNone), scalar_(p.gate == Gate::kScalar), states_alone_(OfStatesAlone(g)),
+        needs_states_(!states_alone_ || p.normalize || p.running_max()), lane_row_(static_cast<ptrdiff_t>(row_)),
         value_lane_row_(static_cast<ptrdiff_t>(value_row_)) {}
 
   HWY_NOINLINE HWY_ATTR void Compute() {
     reader_.Begin();
     if (p_.has_value_decay && g_.d_log_value_decay.data != nullptr) StoreAllOutputs();
-    LoadFirstState();
     const int64_t num_blocks = NumBlocks(s_.count);
-    for (int64_t block = 0; block < num_blocks; ++block) QueryBlock(block, TokensOf(block));
+    if (needs_states_) {
+      LoadFirstState();
+      for (int64_t block = 0; block < num_blocks; ++block) QueryBlock(block, TokensOf(block));
+    }
     LoadState(d_, g_.d_final, s_.state, head_, by_value_, b_.d_state);
     LoadState(d_, g_.d_final, s_.state, head_, by_key_, b_.d_transposed);
     if (p_.normalize) LoadNormalizerRow();
-    for (int64_t block = num_blocks - 1; block >= 0; --block) KeyBlock(block, TokensOf(block));
+    for (int64_t block = num_blocks - 1; block >= 0; --block) {
+      states_alone_ ? StateBlock(block, TokensOf(block)) : KeyBlock(block, TokensOf(block));
+    }
     StoreState(d_, b_.d_state, by_value_, g_.d_initial, s_.state, head_);
     if (p_.normalize) StoreNormalizerRow();
   }
@@ -140,8 +146,9 @@ class BackwardHead : GateGradients<T> {
   // Computes decays of columns, and values with the decays to the ends of their tiles.
   HWY_ATTR void DecayValues(int64_t first, size_t n) {
     reader_.ValueDecays(first, n, value_row_);
-    BlockKeyTables<Form::kKey>(d_, b_.v, b_.rows.value_decay, n, value_row_, b_.rows.value_write,
-                               b_.rows.value_tile_decay);
+    BlockTables<Form::kKey, TablesOf::kKeys>(d_, {{}, {b_.v, value_lane_row_}}, b_.rows.value_decay, b_.rows.bonus, n,
+                                             value_row_,
+                                             {nullptr, b_.rows.value_write, b_.rows.value_tile_decay, nullptr});
   }
 
   // Computes o of all tokens, which the gradient of the columns' decays needs.
@@ -153,7 +160,7 @@ class BackwardHead : GateGradients<T> {
       reader_.Queries(first, n);
       reader_.Keys(first, n);
       reader_.Values(first, n, b_.v, value_row_);
-      KeyTables(n);
+      ComputeTables<TablesOf::kAll>(n);
       DecayValues(first, n);
       T* o = b_.outputs + static_cast<size_t>(first) * value_row_;
       Product<T> x = {b_.read, b_.write, row_, b_.rows.value_write, value_lane_row_, o, value_lane_row_};
@@ -166,11 +173,12 @@ class BackwardHead : GateGradients<T> {
     }
   }
 
-  HWY_ATTR void KeyTables(size_t n) {
+  template <TablesOf kOf>
+  HWY_ATTR void ComputeTables(size_t n) {
     const Tables<T> tables = {b_.read, b_.write, b_.rows.tile_decay, b_.pairs, b_.reversed_pairs};
     WithForm(p_, [&](auto form) HWY_ATTR {
-      BlockTables<form.value>(d_, {{b_.rows.q, lane_row_}, {b_.rows.k, lane_row_}}, b_.rows.decay, b_.rows.bonus, n,
-                              row_, tables);
+      BlockTables<form.value, kOf>(d_, {{b_.rows.q, lane_row_}, {b_.rows.k, lane_row_}}, b_.rows.decay, b_.rows.bonus,
+                                   n, row_, tables);
     });
   }
 
@@ -189,13 +197,11 @@ class BackwardHead : GateGradients<T> {
     RowPrefetch prefetch = LaterRows(block, reads_queries);
     if (p_.normalize) Normalize(block, n);
     if (last && gated_) {
-      KeyTables(n);
+      ComputeTables<TablesOf::kAll>(n);
     } else if (gated_) {
-      WithForm(p_, [&](auto form) HWY_ATTR {
-        BlockKeyTables<form.value>(d_, b_.rows.k, b_.rows.decay, n, row_, b_.write, b_.rows.tile_decay);
-      });
+      ComputeTables<TablesOf::kKeys>(n);
     }
-    if (p_.has_value_decay) ValueTables(first, n);
+    if (p_.has_value_decay) ValueTables<TablesOf::kAll>(first, n);
     const StateShape shape = BoundaryShape();
     T* state = b_.BoundaryState(block);
     if (block > 0 && states_.compute == nullptr && b_.boundary_state_size != 0) {
@@ -222,7 +228,41 @@ class BackwardHead : GateGradients<T> {
       }
       if (for_decays) this->AddNormalizerProducts(first, n, b_.BoundaryZ(block), reader_.NormalizerDecays());
     }
-    if (!KeepsQueryGradients()) this->AddToHead(Base::kQueries, block, n);
+    if (!KeepsQueryGradients() && !states_alone_) this->AddToHead(Base::kQueries, block, n);
+  }
+
+  // The reversed pass over a block if no gradient of a tensor is wanted: computes D before the block and, for the
+  // normaliser, D^T.
+  HWY_NOINLINE HWY_ATTR void StateBlock(int64_t block, size_t n) {
+    const int64_t first = block * kBlockTokens;
+    TakeBlock(block);
+    if (block + 1 < NumBlocks(s_.count) || !needs_states_) {
+      if (p_.running_max()) *reader_.max() = b_.boundary_m[block];
+      reader_.Queries(first, n);
+      p_.running_max() ? reader_.Keys(first, n) : reader_.Decays(first, n);
+      LoadRows(d_, g_.d_o, s_, head_, first, n, values_, b_.d_o, value_row_);
+      if (p_.normalize) DivideByStoredDenominators(n);
+      if (gated_) ComputeTables<TablesOf::kQueries>(n);
+      if (p_.has_value_decay) ValueTables<TablesOf::kQueries>(first, n);
+    }
+    if (p_.normalize) PutNormalizer(n);
+    RowPrefetch prefetch;
+    if (block > 0) {
+      const Rows none = {};
+      prefetch = this->RowsOf(block - 1, {&p_.q}, {}, {scalar_ ? &none : &p_.log_decay}, {&g_.d_o});
+      prefetch.Begin(kBlock, NumPrefetches<T>(by_value_));
+    }
+    const T* read = gated_ ? b_.read : b_.rows.q;
+    const T* value_read = p_.has_value_decay ? b_.value_read : b_.d_o;
+    if (p_.normalize) {
+      Product<T> x = {nullptr, value_read, value_row_, read, lane_row_, nullptr, 0};
+      x.lane_decay = b_.rows.tile_decay;
+      Run<Decay::kLanes, false>(x, n, true, by_key_, b_.d_transposed, prefetch);
+    }
+    Product<T> y = {nullptr, read, row_, value_read, value_lane_row_, nullptr, 0};
+    y.row_decay = b_.rows.tile_decay;
+    if (p_.has_value_decay) y.lane_decay = b_.rows.value_tile_decay;
+    Run<Decay::kRows, false>(y, n, true, by_value_, b_.d_state, prefetch);
   }
 
   // The reversed pass over a block: computes dk and dv, and D and D^T before the block.
@@ -236,8 +276,8 @@ class BackwardHead : GateGradients<T> {
       reader_.Values(first, n, b_.v, value_row_);
       LoadRows(d_, g_.d_o, s_, head_, first, n, values_, b_.d_o, value_row_);
       if (p_.normalize) DivideByStoredDenominators(n);
-      if (gated_) KeyTables(n);
-      if (p_.has_value_decay) ValueTables(first, n);
+      if (gated_) ComputeTables<TablesOf::kAll>(n);
+      if (p_.has_value_decay) ValueTables<TablesOf::kAll>(first, n);
     }
     RowPrefetch prefetch = EarlierRows(block);
     if (p_.normalize) PutNormalizer(n);
@@ -305,18 +345,19 @@ class BackwardHead : GateGradients<T> {
   }
 
   // Computes the tables of decays of columns: d_o and v with their decays, and w_tj.
+  template <TablesOf kOf>
   HWY_ATTR void ValueTables(int64_t first, size_t n) {
     reader_.ValueDecays(first, n, value_row_);
-    BlockTables<Form::kKey>(d_, {{b_.d_o, value_lane_row_}, {b_.v, value_lane_row_}}, b_.rows.value_decay,
-                            b_.rows.value_decay, n, value_row_,
-                            {b_.value_read, b_.rows.value_write, b_.rows.value_tile_decay, value_pairs_});
+    BlockTables<Form::kKey, kOf>(d_, {{b_.d_o, value_lane_row_}, {b_.v, value_lane_row_}}, b_.rows.value_decay,
+                                 b_.rows.value_decay, n, value_row_,
+                                 {b_.value_read, b_.rows.value_write, b_.rows.value_tile_decay, value_pairs_});
   }
 
-  template <Decay kDecay>
+  template <Decay kDecay, bool kRead = true>
   HWY_INLINE void Run(const Product<T>& x, size_t n, bool reversed, const StateShape& shape, T* state,
                       RowPrefetch& prefetch) {
     const auto sweep = [&](auto decay) HWY_ATTR {
-      SweepColumnBlocks<decay.value>(d_, x, n, reversed, shape.rows, shape.begin, shape.end, state, prefetch);
+      SweepColumnBlocks<decay.value, kRead>(d_, x, n, reversed, shape.rows, shape.begin, shape.end, state, prefetch);
     };
     if (p_.has_value_decay) {
       sweep(std::integral_constant<Decay, kDecay == Decay::kLanes ? Decay::kLanesRows : Decay::kRowsLanes>());
@@ -384,7 +425,8 @@ class BackwardHead : GateGradients<T> {
 
   const ChunkStates& states_;
   void* const states_scratch_;
-  const bool gated_, scalar_;
+  const bool gated_, scalar_, states_alone_;
+  const bool needs_states_;                            // false if D depends on gates, queries and d_o alone
   const ptrdiff_t lane_row_, value_lane_row_;          // row_ and value_row_ as signed strides
   T *inverses_ = nullptr, *d_denominators_ = nullptr;  // of the current block
 };

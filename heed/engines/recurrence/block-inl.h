@@ -382,12 +382,17 @@ struct QueriesAndKeys {
   T scale = 1;
 };
 
+// The tables that a pass needs: all, those with which keys update the state, or those with which queries update its
+// gradient. Each has the same bits as in kAll.
+enum class TablesOf { kAll, kKeys, kQueries };
+
 // Computes the tables of a tile of TB tokens, the first being `begin`. On entry `tile_decay` is E_n - 1; `bonus` is u.
 // q and `read` may be the same memory, and so may k and `write`.
-template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+template <int TB, Form kForm, TablesOf kOf, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void TileTables(D d, const QueriesAndKeys<T>& rows, size_t begin, const T* decay, const T* bonus, size_t row,
                            T* read, T* write, T* tile_decay, T* pairs, T* reversed_pairs) {
   constexpr bool kBefore = kForm == Form::kBonus;  // queries read the state before their token
+  constexpr bool kQueries = kOf != TablesOf::kKeys, kKeys = kOf != TablesOf::kQueries, kPairs = kOf == TablesOf::kAll;
   constexpr size_t N = hn::MaxLanes(D());
   const V scale = hn::Set(d, rows.scale);
   V sum[TB][TB];
@@ -404,26 +409,31 @@ HWY_INLINE void TileTables(D d, const QueriesAndKeys<T>& rows, size_t begin, con
       const size_t at = static_cast<size_t>(t) * row + i;
       const V a = DecayAt<kForm>(d, decay, t, row, i);
       const size_t token = begin + static_cast<size_t>(t);
-      const V query = hn::Mul(scale, hn::LoadU(d, rows.q(token) + i)), before = from_begin;
+      const V before = from_begin;
+      V query = hn::Zero(d);
+      if constexpr (kQueries) query = hn::Mul(scale, hn::LoadU(d, rows.q(token) + i));
       HWY_UNROLL(4)
-      for (int j = 0; j < t; ++j) {
+      for (int j = 0; kKeys && j < t; ++j) {
         if constexpr (!kBefore) decayed[j] = hn::Mul(decayed[j], a);
-        sum[t][j] = hn::MulAdd(query, decayed[j], sum[t][j]);
+        if constexpr (kPairs) sum[t][j] = hn::MulAdd(query, decayed[j], sum[t][j]);
         if constexpr (kBefore) decayed[j] = hn::Mul(decayed[j], a);
       }
-      decayed[t] = hn::LoadU(d, rows.k(token) + i);
-      V own = query;
-      if constexpr (kBefore) own = hn::Mul(query, hn::Load(d, bonus + i));
-      sum[t][t] = hn::MulAdd(own, decayed[t], sum[t][t]);
+      if constexpr (kKeys) decayed[t] = hn::LoadU(d, rows.k(token) + i);
+      if constexpr (kPairs) {
+        V own = query;
+        if constexpr (kBefore) own = hn::Mul(query, hn::Load(d, bonus + i));
+        sum[t][t] = hn::MulAdd(own, decayed[t], sum[t][t]);
+      }
       from_begin = t == 0 ? a : hn::Mul(from_begin, a);
-      hn::Store(hn::Mul(query, kBefore ? before : from_begin), d, read + at);
+      if constexpr (kQueries) hn::Store(hn::Mul(query, kBefore ? before : from_begin), d, read + at);
     }
     HWY_UNROLL(4)
-    for (int j = 0; j < TB; ++j) {
+    for (int j = 0; kKeys && j < TB; ++j) {
       hn::Store(decayed[j], d, write + static_cast<size_t>(j) * row + i);
     }
     hn::Store(TileDecay(d, from_begin, hn::Load(d, tile_decay + i)), d, tile_decay + i);
   }
+  if constexpr (!kPairs) return;
   HWY_UNROLL(4)
   for (int t = 0; t < TB; ++t) {
     HWY_UNROLL(4)
@@ -434,28 +444,6 @@ HWY_INLINE void TileTables(D d, const QueriesAndKeys<T>& rows, size_t begin, con
         reversed_pairs[(TB - 1 - j) * TB + (TB - 1 - t)] = pair;
       }
     }
-  }
-}
-
-// Computes only the tables that update the state, with the same bits.
-template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_INLINE void TileKeyTables(D d, const T* k, const T* decay, size_t row, T* write, T* tile_decay) {
-  for (size_t i = 0; i < row; i += hn::MaxLanes(D())) {
-    V decayed[TB];
-    V from_begin = hn::Zero(d);
-    HWY_UNROLL(4)
-    for (int t = 0; t < TB; ++t) {
-      const V a = DecayAt<kForm>(d, decay, t, row, i);
-      HWY_UNROLL(4)
-      for (int j = 0; j < t; ++j) decayed[j] = hn::Mul(decayed[j], a);
-      decayed[t] = hn::Load(d, k + static_cast<size_t>(t) * row + i);
-      from_begin = t == 0 ? a : hn::Mul(from_begin, a);
-    }
-    HWY_UNROLL(4)
-    for (int j = 0; j < TB; ++j) {
-      hn::Store(decayed[j], d, write + static_cast<size_t>(j) * row + i);
-    }
-    hn::Store(TileDecay(d, from_begin, hn::Load(d, tile_decay + i)), d, tile_decay + i);
   }
 }
 
@@ -473,16 +461,7 @@ HWY_INLINE void ForTokenTiles(size_t n, const F& f) {
   }
 }
 
-template <Form kForm, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void BlockKeyTables(D d, const T* k, const T* decay, size_t n, size_t row, T* write, T* tile_decay) {
-  ForTokenTiles(n, [&](auto tokens, size_t begin, size_t tile) HWY_ATTR {
-    const size_t at = begin * row;
-    TileKeyTables<tokens.value, kForm>(d, k + at, decay + begin * DecayRow(kForm, row), row, write + at,
-                                       tile_decay + tile * row);
-  });
-}
-
-// The tables of a block.
+// The tables of a block. Only those that are computed have memory.
 template <class T>
 struct Tables {
   T *read, *write;              // [kBlock][row]
@@ -491,34 +470,42 @@ struct Tables {
   T* reversed_pairs = nullptr;  // `pairs` for reversed passes, or null
 };
 
-template <Form kForm, class D, class T = hn::TFromD<D>>
+template <Form kForm, TablesOf kOf, class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void BlockTables(D d, const QueriesAndKeys<T>& rows, const T* decay, const T* bonus, size_t n, size_t row,
                               const Tables<T>& to) {
+  const auto from = [](T* rows_of, size_t at) { return rows_of == nullptr ? nullptr : rows_of + at; };
   ForTokenTiles(n, [&](auto tokens, size_t begin, size_t tile) HWY_ATTR {
     const size_t at = begin * row, pair = tile * kTile * kTile;
-    TileTables<tokens.value, kForm>(d, rows, begin, decay + begin * DecayRow(kForm, row), bonus, row, to.read + at,
-                                    to.write + at, to.decay + tile * row, to.pairs + pair,
-                                    to.reversed_pairs == nullptr ? nullptr : to.reversed_pairs + pair);
+    TileTables<tokens.value, kForm, kOf>(d, rows, begin, decay + begin * DecayRow(kForm, row), bonus, row,
+                                         from(to.read, at), from(to.write, at), to.decay + tile * row,
+                                         from(to.pairs, pair), from(to.reversed_pairs, pair));
   });
 }
 
 // forward_f32.cc and forward_f64.cc instantiate these, also for the backward pass.
 #ifndef HEED_BLOCKS_OF
-#define HEED_TABLES_OF(EXTERN, T, FORM)                                                                            \
-  EXTERN template void BlockKeyTables<FORM>(hn::ScalableTag<T>, const T*, const T*, size_t, size_t, T*, T*);       \
-  EXTERN template void BlockTables<FORM>(hn::ScalableTag<T>, const QueriesAndKeys<T>&, const T*, const T*, size_t, \
-                                         size_t, const Tables<T>&);
-#define HEED_SWEEPS_OF(EXTERN, T, DECAY)                                                                             \
-  EXTERN template void SweepColumnBlocks<DECAY>(hn::ScalableTag<T>, const Product<T>&, size_t, bool, size_t, size_t, \
-                                                size_t, T*, RowPrefetch&);
+#define HEED_TABLES_OF(EXTERN, T, FORM, OF)                                                                            \
+  EXTERN template void BlockTables<FORM, OF>(hn::ScalableTag<T>, const QueriesAndKeys<T>&, const T*, const T*, size_t, \
+                                             size_t, const Tables<T>&);
+#define HEED_FORMS_OF(EXTERN, T, OF)           \
+  HEED_TABLES_OF(EXTERN, T, Form::kScalar, OF) \
+  HEED_TABLES_OF(EXTERN, T, Form::kKey, OF)    \
+  HEED_TABLES_OF(EXTERN, T, Form::kBonus, OF)
+#define HEED_SWEEPS_OF(EXTERN, T, DECAY, READ)                                                                     \
+  EXTERN template void SweepColumnBlocks<DECAY, READ>(hn::ScalableTag<T>, const Product<T>&, size_t, bool, size_t, \
+                                                      size_t, size_t, T*, RowPrefetch&);
 #define HEED_BLOCKS_OF(EXTERN, T)                                                                               \
-  HEED_TABLES_OF(EXTERN, T, Form::kScalar)                                                                      \
-  HEED_TABLES_OF(EXTERN, T, Form::kKey)                                                                         \
-  HEED_TABLES_OF(EXTERN, T, Form::kBonus)                                                                       \
-  HEED_SWEEPS_OF(EXTERN, T, Decay::kNone)                                                                       \
-  HEED_SWEEPS_OF(EXTERN, T, Decay::kRows)                                                                       \
-  HEED_SWEEPS_OF(EXTERN, T, Decay::kLanes)                                                                      \
-  HEED_SWEEPS_OF(EXTERN, T, Decay::kRowsLanes)                                                                  \
+  HEED_FORMS_OF(EXTERN, T, TablesOf::kAll)                                                                      \
+  HEED_FORMS_OF(EXTERN, T, TablesOf::kKeys)                                                                     \
+  HEED_FORMS_OF(EXTERN, T, TablesOf::kQueries)                                                                  \
+  HEED_SWEEPS_OF(EXTERN, T, Decay::kNone, true)                                                                 \
+  HEED_SWEEPS_OF(EXTERN, T, Decay::kRows, true)                                                                 \
+  HEED_SWEEPS_OF(EXTERN, T, Decay::kLanes, true)                                                                \
+  HEED_SWEEPS_OF(EXTERN, T, Decay::kRowsLanes, true)                                                            \
+  HEED_SWEEPS_OF(EXTERN, T, Decay::kNone, false)                                                                \
+  HEED_SWEEPS_OF(EXTERN, T, Decay::kRows, false)                                                                \
+  HEED_SWEEPS_OF(EXTERN, T, Decay::kLanes, false)                                                               \
+  HEED_SWEEPS_OF(EXTERN, T, Decay::kRowsLanes, false)                                                           \
   EXTERN template void AddOuterProducts(hn::ScalableTag<T>, const T*, size_t, const T*, size_t, size_t,         \
                                         const StateShape&, T*, RowPrefetch&);                                   \
   EXTERN template void ReadState(hn::ScalableTag<T>, const T*, size_t, size_t, const StateShape&, const T*, T*, \
@@ -534,21 +521,21 @@ HWY_INLINE V NextNormalizer(D d, V decay, V z, V k) {
   return hn::Add(rest, hn::MulAdd(decay, z, k));
 }
 
-// z_t = a_t .* z_{t-1} + k_t, to[t] = z_t . q_t. `decay` is null or has one number per token in the form of
-// TileDecay(). z_t is stored to row t of `to_z`, whose rows are `stride` apart; with 0 only the last remains.
-template <class D, class T = hn::TFromD<D>>
+// z_t = a_t .* z_{t-1} + k_t and, with kRead, to[t] = z_t . q_t. `decay` is null or has one number per token in the
+// form of TileDecay(). z_t is stored to row t of `to_z`, whose rows are `stride` apart; with 0 only the last remains.
+template <bool kRead = true, class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void Denominators(D d, const T* q, const T* k, const T* decay, size_t n, size_t row, const T* z, T* to_z,
                                size_t stride, T* to) {
   constexpr size_t N = hn::MaxLanes(D());
-  for (size_t t = 0; t < n; ++t, q += row, k += row) {
+  for (size_t t = 0; t < n; ++t, k += row) {
     auto sum = hn::Zero(d);
     const auto a = hn::Set(d, decay == nullptr ? T{1} : decay[t]);
     for (size_t i = 0; i < row; i += N) {
       const auto v = NextNormalizer(d, a, hn::Load(d, z + i), hn::Load(d, k + i));
       hn::Store(v, d, to_z + i);
-      sum = hn::MulAdd(v, hn::Load(d, q + i), sum);
+      if constexpr (kRead) sum = hn::MulAdd(v, hn::Load(d, q + t * row + i), sum);
     }
-    to[t] = hn::ReduceSum(d, sum);
+    if constexpr (kRead) to[t] = hn::ReduceSum(d, sum);
     z = to_z;
     to_z += stride;
   }

@@ -105,7 +105,9 @@ class ChannelTask {
     hs::WithStorage<T>(p_.dtype, [&](auto stored) HWY_ATTR {
       using S = decltype(stored);
       State state = Load(b_.num, b_.den, b_.max);
-      for (int64_t t = 0; t < s_.count; ++t) {
+      const int64_t outputs = p_.o.data == nullptr ? 0 : s_.count;
+      for (int64_t t = outputs; t < s_.count; ++t) AdvanceRow<S>(t, state);  // only the states
+      for (int64_t t = 0; t < outputs; ++t) {
         Vectors k, v, o;
         for (const Rows* rows : {&p_.q, &p_.v, &p_.o}) Prefetch<S>(*rows, t + kAhead);
         ReadRow<S>(p_.q, t, k);

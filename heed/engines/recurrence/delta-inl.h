@@ -8,7 +8,7 @@
 //
 // Compiled once per SIMD target. The pass of token t over the state computes S_t, o_t and what the next token's read
 // key retrieves from S_t (delta_token-inl.h). A task owns one value head of one sequence, or a range of its value
-// columns if there are fewer heads than threads; columns are independent.
+// columns if there are fewer heads than threads; columns are independent. Without `o` only the states are computed.
 #if defined(HEED_ENGINES_RECURRENCE_DELTA_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_DELTA_INL_H_
 #undef HEED_ENGINES_RECURRENCE_DELTA_INL_H_
@@ -148,14 +148,19 @@ HWY_NOINLINE HWY_ATTR void DeltaHead(const Problem& p, const Task& task, const D
   const DeltaReader<T> reader(p, s, task.head, b.rows);
   LoadState(d, p.initial, s.state, task.head, shape, b.state);
   const auto writes = static_cast<size_t>(p.writes);
+  const bool states_alone = p.o.data == nullptr;
   for (int64_t first = 0; first < s.count; first += p.block_tokens()) {
     const auto n = static_cast<size_t>(std::min(p.block_tokens(), s.count - first));
-    reader.Queries(first, n);
+    if (!states_alone) reader.Queries(first, n);
     reader.Writes(first, n);
     RowPrefetch prefetch =
-        reader.Prefetch(first + static_cast<int64_t>(n), NumTokenPrefetches<T>(shape, n * writes + 1));
-    DeltaColumnBlocks<true>(d, p, DeltaBlock<T>{reader, b.rows, row, value_row, b.o, b.found, &prefetch}, n * writes,
-                            shape, b.state);
+        reader.Prefetch(first + static_cast<int64_t>(n), NumTokenPrefetches<T>(shape, n * writes + 1), !states_alone);
+    const DeltaBlock<T> block = {reader, b.rows, row, value_row, b.o, b.found, &prefetch};
+    if (states_alone) {
+      DeltaColumnBlocks<false>(d, p, block, n * writes, shape, b.state);
+      continue;
+    }
+    DeltaColumnBlocks<true>(d, p, block, n * writes, shape, b.state);
     StoreRows(d, b.o + (writes - 1) * value_row, writes * value_row, p.o, s, task.head, first, n, shape.begin,
               std::min(shape.end, shape.size), [](auto x, size_t, size_t) HWY_ATTR { return x; });
   }

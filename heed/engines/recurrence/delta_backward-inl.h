@@ -16,7 +16,8 @@
 //   2. per block, the last first: de_t or dv_t, dx_t reversed on D, with dk_t and db_t as sums over lanes;
 //      then dq_t and dr_t or da_t forward on S^T
 //
-// This takes 18 K V flops per token, as does any method that does not store the state of each token.
+// This takes 18 K V flops per token, as does any method that does not store the state of each token. If only the
+// gradient of the initial state is wanted, D alone is computed.
 //
 // The gradient of a log decay is a sum over later tokens of q .* dq + r .* dr - k .* dk inside a block, and <S, D> at
 // its end. A read of a write with no decay in between is in two of these terms, often as their largest part, and
@@ -188,11 +189,11 @@ class DeltaBackwardHead {
         value_row_(Padded<T>(p.value_size)), keys_(static_cast<size_t>(p.key_size)),
         values_(static_cast<size_t>(p.value_size)), writes_(static_cast<size_t>(p.writes)),
         by_value_{keys_, keys_, 0, value_row_, values_, false}, by_key_{values_, values_, 0, row_, keys_, true},
-        before_(p.delta == Delta::kBeforeDecay) {}
+        before_(p.delta == Delta::kBeforeDecay), states_alone_(OfStatesAlone(g)) {}
 
   HWY_NOINLINE HWY_ATTR void Compute() {
     LoadState(d_, g_.d_final, s_.state, head_, by_value_, b_.d_state);
-    StoreBoundaryStates();
+    if (!states_alone_) StoreBoundaryStates();
     for (int64_t block = DeltaBlocks(p_, s_.count); block-- > 0;) OneBlock(block);
     StoreState(d_, b_.d_state, by_value_, g_.d_initial, s_.state, head_);
   }
@@ -213,7 +214,8 @@ class DeltaBackwardHead {
       const size_t n = TokensOf(block) * writes_;
       TransposeState(d_, b_.state, by_value_, by_key_, b_.BoundaryState(block));
       reader_.Writes(block * p_.block_tokens(), TokensOf(block));
-      RowPrefetch prefetch = reader_.Prefetch((block + 1) * p_.block_tokens(), NumTokenPrefetches<T>(by_value_, n + 1));
+      RowPrefetch prefetch =
+          reader_.Prefetch((block + 1) * p_.block_tokens(), NumTokenPrefetches<T>(by_value_, n + 1), true);
       DeltaColumnBlocks<false>(d_, p_, DeltaBlock<T>{reader_, b_.rows, row_, value_row_, nullptr, b_.found, &prefetch},
                                n, by_value_, b_.state);
       std::memcpy(KeptOf(block), before_ ? b_.found : b_.rows.w, n * value_row_ * sizeof(T));
@@ -226,13 +228,18 @@ class DeltaBackwardHead {
     reader_.Queries(first, tokens);
     reader_.Writes(first, tokens);
     reader_.LoadTokens(g_.d_o, head_, first, tokens, values_, p_.writes - 1, b_.d_o, value_row_);
+    if (states_alone_) {
+      RowPrefetch prefetch = reader_.Prefetch(first - p_.block_tokens(), n * NumColumnBlocks<T>(by_value_), true,
+                                              {{}, {}, {&g_.d_o, &p_.write}});
+      return ReversedPass<false>(n, nullptr, nullptr, prefetch);
+    }
     const T* kept = KeptOf(block);
     const T* written = before_ ? b_.rows.v : kept;
 
     const bool wants_decay = g_.d_log_decay.data != nullptr;
     if (wants_decay) TransposeState(d_, b_.d_state, by_value_, by_key_, b_.d_transposed);
     RowPrefetch prefetch = EarlierRows(block, n);
-    ReversedPass(n, kept, written, prefetch);
+    ReversedPass<true>(n, kept, written, prefetch);
     ForwardPass(n, kept, written, b_.BoundaryState(block), prefetch);
     if (wants_decay) {
       StateProducts(d_, b_.BoundaryState(block), by_key_, b_.d_transposed, by_key_, b_.suffix);
@@ -258,20 +265,23 @@ class DeltaBackwardHead {
     const bool finishes = (head_ + 1) % p_.group() == 0, by_channel = p_.gate == Gate::kKey;
     const auto if_mine = [&](const Rows& rows) { return finishes ? &rows : &none; };
     return reader_.Prefetch((block - 1) * p_.block_tokens(),
-                            n * (NumColumnBlocks<T>(by_value_) + NumColumnBlocks<T>(by_key_)),
+                            n * (NumColumnBlocks<T>(by_value_) + NumColumnBlocks<T>(by_key_)), true,
                             {{if_mine(g_.dq), if_mine(g_.dk), if_mine(g_.d_read_key), if_mine(g_.d_write_key)},
                              {by_channel ? &g_.d_log_decay : &none, &g_.d_erase},
                              {&g_.d_o, &g_.dv, &p_.write, &g_.d_write}});
   }
 
   // Passes over the writes of a block in reverse: computes de and dk, or dv, dx, dk and db, and D before the block.
+  // Without kGradients only de or dx and D, with the same bits.
+  template <bool kGradients>
   HWY_NOINLINE HWY_ATTR void ReversedPass(size_t n, const T* kept, const T* written, RowPrefetch& prefetch) {
     for (DeltaSum of : {kOfKeys, kOfWriteKeys}) {
-      std::memset(b_.sums[of], 0, n * row_ * sizeof(T));
+      if constexpr (kGradients) std::memset(b_.sums[of], 0, n * row_ * sizeof(T));
     }
     const auto run = [&](auto before, auto decay) HWY_ATTR {
       constexpr bool kBefore = before.value;
-      constexpr unsigned kReads = kBefore ? kRead | kRead2 | kDot | kDot2 : kRead | kDot;
+      constexpr unsigned kAlone = kBefore ? kRead2 : kRead;
+      constexpr unsigned kReads = !kGradients ? kAlone : kBefore ? kRead | kRead2 | kDot | kDot2 : kRead | kDot;
       constexpr unsigned kBack = kBefore ? kWrite2 : kErase;
       ForColumnBlockVectors<T>(by_value_, [&](auto vectors, size_t c) HWY_ATTR {
         constexpr size_t kWidth = vectors.value * N;
@@ -285,10 +295,12 @@ class DeltaBackwardHead {
           token.read_out = b_.d_written + value_at;
           token.read2_row = b_.rows.write_key + at;
           token.read2_out = b_.d_found + value_at;
-          token.dot_lanes = written + value_at;
-          token.dot_out = b_.sums[kOfKeys] + at;
-          token.dot2_lanes = kept + value_at;
-          token.dot2_out = b_.sums[kOfWriteKeys] + at;
+          if constexpr (kGradients) {
+            token.dot_lanes = written + value_at;
+            token.dot_out = b_.sums[kOfKeys] + at;
+            token.dot2_lanes = kept + value_at;
+            token.dot2_out = b_.sums[kOfWriteKeys] + at;
+          }
           prefetch.Issue();
           if (t + 1 == n) {
             PassBoundaryToken<kWrite | kReads, Decay::kNone, vectors.value>(d_, token, keys_, kWidth, column_block);
@@ -516,7 +528,7 @@ class DeltaBackwardHead {
   const DeltaReader<T> reader_;
   const size_t row_, value_row_, keys_, values_, writes_;
   const DeltaShape by_value_, by_key_;  // shapes of S and D, and of S^T and D^T
-  const bool before_;
+  const bool before_, states_alone_;
 };
 
 template <class T>

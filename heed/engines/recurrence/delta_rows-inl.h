@@ -123,12 +123,12 @@ class DeltaReader {
     LoadRows(d_, from, s_, head, first, n, size, to + static_cast<size_t>(write) * row, row, writes_);
   }
 
-  // Returns the prefetches of the block from token `first` on in this many calls: the rows of the forward pass, and
-  // `more`.
+  // Returns the prefetches of the block from token `first` on in this many calls: the rows of the forward pass, with or
+  // without `queries`, and `more`.
   struct MoreRows {
     std::initializer_list<const Rows*> by_key_head = {}, by_key = {}, by_value = {};
   };
-  HWY_ATTR RowPrefetch Prefetch(int64_t first, size_t calls, const MoreRows& more = {}) const {
+  HWY_ATTR RowPrefetch Prefetch(int64_t first, size_t calls, bool queries, const MoreRows& more = {}) const {
     RowPrefetch prefetch;
     if (first < 0 || first >= s_.count) return prefetch;
     const auto add = [&](std::initializer_list<const Rows*> list, int64_t head, int64_t size) {
@@ -136,7 +136,8 @@ class DeltaReader {
         if (rows->data != nullptr) AddRows(prefetch, *rows, s_, head, first, 0, size);
       }
     };
-    add({&p_.q, &p_.k, &p_.read_key, &p_.write_key}, key_head_, p_.key_size);
+    if (queries) add({&p_.q}, key_head_, p_.key_size);
+    add({&p_.k, &p_.read_key, &p_.write_key}, key_head_, p_.key_size);
     add({&p_.erase}, head_, p_.key_size);
     if (p_.gate == Gate::kKey) add({&p_.log_decay}, head_, p_.key_size);
     add({&p_.v, &p_.o}, head_, p_.value_size);

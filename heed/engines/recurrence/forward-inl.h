@@ -9,6 +9,9 @@
 //   4. per column block and tile of a few tokens: o_t = S^T read_t + pairs, S <- E S + k v^T (register_tile-inl.h)
 //   5. rows of o are divided by their denominators, multiplied with skip and gate, and rounded
 //
+// Without `o` only the states are computed, with the same bits: nothing is done for queries, and step 4 takes half as
+// many flops.
+//
 // Each column of v and o is accessed by one pass only, so tiles read and write them in place if they have the type of
 // the state and need no other operation; this saves a sixth of the time at 64 channels.
 //
@@ -24,6 +27,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
@@ -80,8 +84,9 @@ class ForwardHead {
   ForwardHead(const Problem& p, const Task& task, const ForwardBuffers<T>& buffers)
       : p_(p), s_(p.sequences[static_cast<size_t>(task.sequence)]), head_(task.head), b_(buffers),
         reader_(p, s_, task.head, buffers.rows), row_(Padded<T>(p.features())), value_row_(Padded<T>(p.value_size)),
-        first_part_(task.part == 0), values_in_place_(InPlace<T>(p.v, p.value_size) && p.key_mask.data == nullptr &&
-                                                      p.value_factors.data == nullptr && !p.has_value_decay),
+        first_part_(task.part == 0), states_alone_(p.o.data == nullptr),
+        values_in_place_(InPlace<T>(p.v, p.value_size) && p.key_mask.data == nullptr &&
+                         p.value_factors.data == nullptr && !p.has_value_decay),
         outputs_in_place_(InPlace<T>(p.o, p.value_size) && !p.normalize && p.skip.data == nullptr &&
                           p.output_gate.data == nullptr && !p.has_value_decay),
         shape_{static_cast<size_t>(p.features()),
@@ -128,18 +133,21 @@ class ForwardHead {
     const bool gated = p_.gate != Gate::kNone;
     QueriesAndKeys<T> for_tables = {};
     if (gated && !p_.normalize) {
-      for_tables = reader_.ForTables(first, n);
+      for_tables = reader_.ForTables(first, n, !states_alone_);
     } else {
-      reader_.Queries(first, n);
+      if (!states_alone_) reader_.Queries(first, n);
       reader_.Keys(first, n);
       const auto row = static_cast<ptrdiff_t>(row_);
       for_tables = {{rows.q, row}, {rows.k, row}};
     }
     if (!values_in_place_) reader_.Values(first, n, b_.v, value_row_);
-    if (p_.normalize) {
+    if (p_.normalize && states_alone_) {
+      Denominators<false>(d_, rows.q, rows.k, reader_.NormalizerDecays(), n, row_, b_.z, b_.z, 0, b_.denominators);
+    } else if (p_.normalize) {
       Denominators(d_, rows.q, rows.k, reader_.NormalizerDecays(), n, row_, b_.z, b_.z, 0, b_.denominators);
     }
-    RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n), kKeys | kQueries, NumPrefetches<T>(shape_));
+    RowPrefetch prefetch =
+        NextRows(first + static_cast<int64_t>(n), states_alone_ ? kKeys : kKeys | kQueries, NumPrefetches<T>(shape_));
     const auto value_stride = static_cast<ptrdiff_t>(value_row_);
     Product<T> x = {rows.q, rows.k, row_, b_.v, value_stride, b_.o, value_stride};
     if (values_in_place_) {
@@ -151,22 +159,35 @@ class ForwardHead {
       x.out_stride = static_cast<ptrdiff_t>(p_.o.token_stride);
     }
     if (!gated) {
-      SweepColumnBlocks<Decay::kNone>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
+      Sweep<Decay::kNone>(x, n, prefetch);
     } else {
       const Tables<T> tables = {rows.q, rows.k, rows.tile_decay, b_.pairs};
-      WithForm(p_, [&](auto form)
-                       HWY_ATTR { BlockTables<form.value>(d_, for_tables, rows.decay, rows.bonus, n, row_, tables); });
+      WithForm(p_, [&](auto form) HWY_ATTR {
+        if (states_alone_) {
+          BlockTables<form.value, TablesOf::kKeys>(d_, for_tables, rows.decay, rows.bonus, n, row_, tables);
+        } else {
+          BlockTables<form.value, TablesOf::kAll>(d_, for_tables, rows.decay, rows.bonus, n, row_, tables);
+        }
+      });
       x.row_decay = rows.tile_decay;
       x.pairs = b_.pairs;
       if (p_.has_value_decay) {
         ValueGatedProduct(first, n, x, prefetch);
       } else if (p_.gate == Gate::kScalar) {
-        SweepColumnBlocks<Decay::kLanes>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
+        Sweep<Decay::kLanes>(x, n, prefetch);
       } else {
-        SweepColumnBlocks<Decay::kRows>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
+        Sweep<Decay::kRows>(x, n, prefetch);
       }
     }
-    if (!outputs_in_place_) StoreOutputs(first, n);
+    if (!outputs_in_place_ && !states_alone_) StoreOutputs(first, n);
+  }
+
+  template <Decay kDecay>
+  HWY_INLINE void Sweep(const Product<T>& x, size_t n, RowPrefetch& prefetch) {
+    const auto sweep = [&](auto read) HWY_ATTR {
+      SweepColumnBlocks<kDecay, read.value>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
+    };
+    states_alone_ ? sweep(std::false_type()) : sweep(std::true_type());
   }
 
   // With decays of columns, the pairs of a tile contribute to o as they do to dq in the backward pass, with decays
@@ -174,10 +195,13 @@ class ForwardHead {
   HWY_NOINLINE HWY_ATTR void ValueGatedProduct(int64_t first, size_t n, Product<T> x, RowPrefetch& prefetch) {
     const BlockRows<T>& rows = b_.rows;
     reader_.ValueDecays(first, n, value_row_);
-    BlockKeyTables<Form::kKey>(d_, b_.v, rows.value_decay, n, value_row_, rows.value_write, rows.value_tile_decay);
+    BlockTables<Form::kKey, TablesOf::kKeys>(d_, {{}, {b_.v, static_cast<ptrdiff_t>(value_row_)}}, rows.value_decay,
+                                             rows.bonus, n, value_row_,
+                                             {nullptr, rows.value_write, rows.value_tile_decay, nullptr});
     x.lanes = rows.value_write;
     x.lane_decay = rows.value_tile_decay;
-    SweepColumnBlocks<Decay::kRowsLanes>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
+    Sweep<Decay::kRowsLanes>(x, n, prefetch);
+    if (states_alone_) return;
     AddValuePairs(d_, b_.v, rows.value_decay, b_.pairs, n, value_row_, shape_.begin, shape_.end, b_.o);
     AddOwnPairs<PairsOf::kQueries>(d_, b_.v, b_.pairs, n, 0, value_row_, shape_.begin, shape_.end, b_.o);
   }
@@ -263,7 +287,7 @@ class ForwardHead {
   const ForwardBuffers<T>& b_;
   const RowReader<T> reader_;
   const size_t row_, value_row_;
-  const bool first_part_, values_in_place_, outputs_in_place_;
+  const bool first_part_, states_alone_, values_in_place_, outputs_in_place_;
   const StateShape shape_;
 };
 

@@ -125,7 +125,7 @@ struct Problem {
   std::vector<Sequence> others;  // tokens that belong to no sequence, whose o is 0; on devices only
 
   Rows q, k, v;
-  Rows o;                                    // written
+  Rows o;                                    // written; absent: only the states are computed, with the same bits
   Feature feature = Feature::kIdentity;      // of queries
   Feature key_feature = Feature::kIdentity;  // of keys; has as many channels
   Rows projection;                           // W of random features, with one "token" per row

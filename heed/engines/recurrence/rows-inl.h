@@ -107,11 +107,14 @@ class RowReader {
     return p_.exp_gates ? rows_.normalizer_decay : p_.gate == Gate::kNone ? nullptr : rows_.decay;
   }
 
-  // Returns the queries and keys for BlockTables(), which are copied only if they need to be converted or mapped.
-  HWY_NOINLINE HWY_ATTR QueriesAndKeys<T> ForTables(int64_t first, size_t n) const {
+  // Returns the queries, if they are wanted, and keys for BlockTables(), which are copied only if they need to be
+  // converted or mapped.
+  HWY_NOINLINE HWY_ATTR QueriesAndKeys<T> ForTables(int64_t first, size_t n, bool queries) const {
     const auto row = static_cast<ptrdiff_t>(row_);
     QueriesAndKeys<T> rows = {{rows_.q, row}, {rows_.k, row}};
-    if (p_.feature == Feature::kIdentity && InPlace<T>(p_.q, p_.key_size)) {
+    if (!queries) {
+      rows.q = {};
+    } else if (p_.feature == Feature::kIdentity && InPlace<T>(p_.q, p_.key_size)) {
       rows.q = InPlaceRows(p_.q, key_head_, first);
       rows.scale = static_cast<T>(p_.outer_scale());
     } else {
@@ -156,6 +159,28 @@ class RowReader {
         hn::Store(hn::Mul(factor, hn::Load(d, rows_.k + i)), d, rows_.k + i);
       }
     }
+  }
+
+  // Loads decays, and with complement_keys the keys that follow from them.
+  HWY_ATTR void Decays(int64_t first, size_t n) const {
+    const hn::ScalableTag<T> d;
+    if (p_.gate == Gate::kNone) return;
+    if (p_.gate == Gate::kScalar) {
+      if (p_.exp_gates) {
+        ExpGates(first, n);
+      } else {
+        LoadScalars(p_.log_decay, first, n, rows_.decay);
+      }
+      return ExpScalarDecays(d, rows_.decay, n, row_, rows_.tile_decay);
+    }
+    RowsAt<T> log_decay = {rows_.decay, static_cast<ptrdiff_t>(row_)};
+    if (InPlace<T>(p_.log_decay, p_.key_size) && !p_.complement_keys) {
+      log_decay = InPlaceRows(p_.log_decay, value_head_, first);
+    } else {
+      LoadRows(d, p_.log_decay, s_, value_head_, first, n, size_, rows_.decay, row_);
+      if (p_.complement_keys) Complements(n);
+    }
+    ExpDecays(d, log_decay, n, row_, rows_.decay, rows_.tile_decay);
   }
 
   // Reduces all keys for non-causal feature maps, before Keys() is called: the maximum of W y for Feature::kRandomExp;
@@ -351,27 +376,6 @@ class RowReader {
       hn::Store(TileDecay(d, a, less_one), d, rows_.normalizer_decay + i);
       for (T* x : {factors, floors}) hn::Store(hs::Exp(d, hn::Load(d, x + i)), d, x + i);
     }
-  }
-
-  HWY_ATTR void Decays(int64_t first, size_t n) const {
-    const hn::ScalableTag<T> d;
-    if (p_.gate == Gate::kNone) return;
-    if (p_.gate == Gate::kScalar) {
-      if (p_.exp_gates) {
-        ExpGates(first, n);
-      } else {
-        LoadScalars(p_.log_decay, first, n, rows_.decay);
-      }
-      return ExpScalarDecays(d, rows_.decay, n, row_, rows_.tile_decay);
-    }
-    RowsAt<T> log_decay = {rows_.decay, static_cast<ptrdiff_t>(row_)};
-    if (InPlace<T>(p_.log_decay, p_.key_size) && !p_.complement_keys) {
-      log_decay = InPlaceRows(p_.log_decay, value_head_, first);
-    } else {
-      LoadRows(d, p_.log_decay, s_, value_head_, first, n, size_, rows_.decay, row_);
-      if (p_.complement_keys) Complements(n);
-    }
-    ExpDecays(d, log_decay, n, row_, rows_.decay, rows_.tile_decay);
   }
 
   // Computes k = 1 - exp(g) without cancellation.

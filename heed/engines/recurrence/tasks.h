@@ -53,6 +53,15 @@ class TaskQueue {
   std::vector<int64_t> order_;
 };
 
+// True if at most the gradients of initial states are wanted. They have the same bits then.
+inline bool OfStatesAlone(const Gradients& g) {
+  for (const Rows* rows : {&g.dq, &g.dk, &g.dv, &g.d_log_decay, &g.d_input_gate, &g.d_log_value_decay, &g.d_bonus,
+                           &g.d_projection, &g.d_read_key, &g.d_write_key, &g.d_beta, &g.d_erase, &g.d_write}) {
+    if (rows->data != nullptr) return false;
+  }
+  return true;
+}
+
 inline int64_t NumBlocks(int64_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
 
 // The first column of a part.

@@ -117,11 +117,12 @@ class ElementwiseBlock {
 
   // Advances the states over a tile without storing outputs.
   HWY_NOINLINE HWY_ATTR void PassTile(const Sequence& s, int64_t begin) {
-    LoadTile(s, begin, TokensAt(s, begin));
+    const size_t tokens = TokensAt(s, begin);
+    LoadTile(s, begin, tokens);
     FindLines(s, begin + kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate});
     for (size_t v = 0; v < vectors_; ++v) {
       V h = hn::Load(d_, own_.h + v * N);
-      for (size_t t = 0; t < static_cast<size_t>(kTileTokens); ++t) {
+      for (size_t t = 0; t < tokens; ++t) {
         h = After(TokenAt(t * kWidth + v * N, IsFirst(begin, t)), h);
         Prefetch(v, t);
       }
@@ -134,8 +135,10 @@ class ElementwiseBlock {
     LoadRow(g.d_final, s, own_.p);
   }
 
-  void BackwardTile(const Sequence& s, int64_t begin, const Gradients& g) {
-    OneTile(s, begin, g);
+  // Computes gradients of a tile's tensors, or if none are wanted only that of the state before the tile.
+  void BackwardTile(const Sequence& s, int64_t begin, const Gradients& g, bool states_alone) {
+    if (states_alone) return OneTile<false>(s, begin, g);
+    OneTile<true>(s, begin, g);
     if (begin % kChunkTokens == 0) own_.constants.EndChunk();
   }
 
@@ -236,6 +239,7 @@ class ElementwiseBlock {
     return hn::IfThenElse(IsNearOne(d_, token.decay), changed, decayed);
   }
 
+  template <bool kGradients>
   HWY_NOINLINE HWY_ATTR void OneTile(const Sequence& s, int64_t begin, const Gradients& g) {
     const size_t tokens = TokensAt(s, begin);
     LoadTile(s, begin, tokens);
@@ -243,17 +247,20 @@ class ElementwiseBlock {
     FindLines(s, begin - kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate, &g.d_o});
     const T* boundary_state = own_.boundary_states + begin / kTileTokens * static_cast<int64_t>(kWidth);
     for (size_t v = 0; v < vectors_; ++v) {
-      V h = hn::Load(d_, boundary_state + v * N);
+      V h = kGradients ? hn::Load(d_, boundary_state + v * N) : hn::Zero(d_);
       for (size_t t = 0; t < tokens; ++t) {
         const size_t at = t * kWidth + v * N;
-        hn::Store(h, d_, b_.o + at);
-        h = After(TokenAt(at, IsFirst(begin, t)), h);
+        if constexpr (kGradients) {
+          hn::Store(h, d_, b_.o + at);
+          h = After(TokenAt(at, IsFirst(begin, t)), h);
+        }
         Prefetch(v, t);
       }
       V p = hn::Load(d_, own_.p + v * N);
-      for (size_t t = tokens; t-- > 0;) p = BackwardToken(t * kWidth + v * N, IsFirst(begin, t), p);
+      for (size_t t = tokens; t-- > 0;) p = BackwardToken<kGradients>(t * kWidth + v * N, IsFirst(begin, t), p);
       hn::Store(p, d_, own_.p + v * N);
     }
+    if constexpr (!kGradients) return;
     const auto store = [&](const T* rows, const Tokens& to) {
       if (to.data != nullptr) StoreRows(rows, kWidth, ViewAt(to, s, begin, tokens));
     };
@@ -262,11 +269,14 @@ class ElementwiseBlock {
     store(b_.second, g.dinput_gate);
   }
 
-  // Replaces the tensors of a token by their gradients, and returns the gradient of the state before it.
+  // Replaces the tensors of a token by their gradients, with kGradients, and returns the gradient of the state before
+  // it.
+  template <bool kGradients>
   HWY_INLINE V BackwardToken(size_t at, bool is_first, V p) const {
     p = hn::Add(p, hn::Load(d_, b_.d_o + at));
     const Token token = TokenAt(at, is_first);
     const V before = Decayed(d_, token.decay, p);  // a p
+    if constexpr (!kGradients) return before;
     V dlog = hn::Mul(before, hn::Load(d_, b_.o + at));
     if constexpr (kRule == Rule::kDecay) {
       hn::Store(p, d_, b_.x + at);
@@ -352,7 +362,7 @@ void ElementwiseRun(Context& ctx, const Problem& p) {
       const Sequence& s = p.sequences[static_cast<size_t>(i)];
       run.ForEach([&](auto& one) { one.Begin(s); });
       for (int64_t begin = 0; begin < s.count; begin += kTileTokens) {
-        run.ForEach([&](auto& one) { one.ForwardTile(s, begin); });
+        run.ForEach([&](auto& one) { p.o.data == nullptr ? one.PassTile(s, begin) : one.ForwardTile(s, begin); });
       }
       run.ForEach([&](auto& one) { one.End(s); });
     }
@@ -381,6 +391,7 @@ void ElementwiseBackRun(Context& ctx, const Problem& p, const Gradients& g) {
   sums.Begin();
   const auto sequences = static_cast<int64_t>(p.sequences.size());
   const TaskGrid grid = ElementwiseGrid(p, blocks, ctx.num_threads());
+  const bool states_alone = OfStatesAlone(g);
   ctx.ParallelFor(sequences * grid.runs_of_blocks, [&](int64_t task, int worker) {
     Carver carver(ctx.Scratch(worker));
     ElementwiseBuffers<T> buffers;
@@ -390,7 +401,7 @@ void ElementwiseBackRun(Context& ctx, const Problem& p, const Gradients& g) {
     const int64_t sequence = task / grid.runs_of_blocks;
     const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
     run.ForEach([&](auto& one) { one.Begin(s); });
-    for (int64_t begin = 0; begin < s.count; begin += kTileTokens) {
+    for (int64_t begin = 0; !states_alone && begin < s.count; begin += kTileTokens) {
       run.ForEach([&](auto& one) {
         one.StoreBoundaryState(begin);
         if (begin + kTileTokens < s.count) one.PassTile(s, begin);
@@ -398,7 +409,7 @@ void ElementwiseBackRun(Context& ctx, const Problem& p, const Gradients& g) {
     }
     run.ForEach([&](auto& one) { one.BeginBackward(s, g); });
     for (int64_t tile = NumTiles(s.count); tile-- > 0;) {
-      run.ForEach([&](auto& one) { one.BackwardTile(s, tile * kTileTokens, g); });
+      run.ForEach([&](auto& one) { one.BackwardTile(s, tile * kTileTokens, g, states_alone); });
     }
     run.ForEach([&](auto& one) { one.EndBackward(s, g, sequence, sums); });
   });

@@ -40,13 +40,14 @@ class RecurrentRows {
   void Start(const Sequence&, int64_t, size_t) {}
   T* Inputs(size_t c) const { return block_.RowAt(c); }
   T* Gradients(size_t c) const { return block_.GradientsAt(c); }
-  const T* Forward(const Sequence& s, int64_t head, size_t c, const Numbers& initial, const Numbers& final) {
-    block_.RowForward(s, head, c, initial, final);
+  const T* Forward(const Sequence& s, int64_t head, size_t c, bool outputs, const Numbers& initial,
+                   const Numbers& final) {
+    block_.RowForward(s, head, c, outputs, initial, final);
     return block_.RowAt(c);
   }
   const T* Backward(const scan::Gradients& g, const Sequence& s, int64_t head, size_t c, const Numbers& initial,
                     const Numbers& d_final, const Numbers& dinitial) {
-    block_.RowBackward(g, s, head, c, initial, d_final, dinitial);
+    block_.template RowBackward<true>(g, s, head, c, initial, d_final, dinitial);
     return block_.GradientsAt(c);
   }
   void StoreSums(const scan::Gradients& g, int64_t head, size_t heads) const { block_.StoreSums(g, head, heads); }
@@ -78,7 +79,7 @@ class ConvolvedRows {
   }
   T* Inputs(size_t c) const { return block_.RowAt(c, shape_); }
   T* Gradients(size_t) const { return b_.gradients; }
-  const T* Forward(const Sequence& s, int64_t head, size_t c, const Numbers&, const Numbers&) {
+  const T* Forward(const Sequence& s, int64_t head, size_t c, bool, const Numbers&, const Numbers&) {
     T* row = b_.rows + c * b_.pitch;
     block_.Complete(shape_, static_cast<size_t>(s.count), false, row);
     block_.Convolve(head, c, shape_, row);
@@ -284,17 +285,18 @@ class HeadBlock {
 
   HWY_ATTR void HeadForward(const Sequence& s, int64_t head, size_t c) {
     const auto count = static_cast<size_t>(s.count);
+    const bool outputs = p_.o.data != nullptr;
     for (size_t i = 0; i < channels_; ++i) {
       const size_t r = c * channels_ + i;
       ConvolveKeys(ChannelAt(head, r), r, count, At(b_.k, c, i));
     }
     for (size_t j = 0; j < channels_; ++j) {
       T* o = At(b_.o, c, j);
-      std::fill_n(o, count, T{0});
+      if (outputs) std::fill_n(o, count, T{0});
       for (size_t i = 0; i < channels_; ++i) {
         MultiplyRows<false>(At(b_.k, c, i), At(b_.v, c, j), count, rows_.Inputs(c));
-        const T* y = rows_.Forward(s, head, c, PairOf(p_.initial, i, j), PairOf(p_.final, i, j));
-        MultiplyRows<true>(At(b_.q, c, i), y, count, o);
+        const T* y = rows_.Forward(s, head, c, outputs, PairOf(p_.initial, i, j), PairOf(p_.final, i, j));
+        if (outputs) MultiplyRows<true>(At(b_.q, c, i), y, count, o);
       }
     }
   }
@@ -312,7 +314,7 @@ class HeadBlock {
         const T* k = At(b_.keys, c, i);
         if (g.dx.data != nullptr) {
           MultiplyRows<false>(k, v, count, rows_.Inputs(c));
-          const T* y = rows_.Forward(s, head, c, PairOf(p_.initial, i, j), {});
+          const T* y = rows_.Forward(s, head, c, true, PairOf(p_.initial, i, j), {});
           MultiplyRows<true>(d_o, y, count, At(b_.dq, c, i));
         }
         MultiplyRows<false>(k, v, count, rows_.Inputs(c));

@@ -94,8 +94,9 @@ class ModeBlock {
       for (int64_t i = first; i < last; ++i) {
         const Sequence& s = p_.sequences[static_cast<size_t>(i)];
         LoadRows(RowsOf(p_.x, s, channel, channels, false), b_.rows, b_.pitch);
-        for (size_t c = 0; c < channels; ++c) RowForward(s, channel, c, p_.initial, p_.final);
-        StoreRows(b_.rows, b_.pitch, RowsOf(p_.o, s, channel, channels, false));
+        const bool outputs = p_.o.data != nullptr;
+        for (size_t c = 0; c < channels; ++c) RowForward(s, channel, c, outputs, p_.initial, p_.final);
+        if (outputs) StoreRows(b_.rows, b_.pitch, RowsOf(p_.o, s, channel, channels, false));
       }
     });
   }
@@ -103,11 +104,16 @@ class ModeBlock {
   void Backward(const Gradients& g) {
     ForChannels(p_, block_, [&](int64_t channel, size_t channels) {
       Prepare(channel, channels, true);
+      const bool states_alone = OfStatesAlone(g);
       for (const Sequence& s : p_.sequences) {
         LoadRows(RowsOf(p_.x, s, channel, channels, false), b_.rows, b_.pitch);
         LoadRows(RowsOf(g.d_o, s, channel, channels, false), b_.d_rows, b_.pitch);
         for (size_t c = 0; c < channels; ++c) {
-          RowBackward(g, s, channel, c, p_.initial, g.d_final, g.dinitial);
+          if (states_alone) {
+            RowBackward<false>(g, s, channel, c, p_.initial, g.d_final, g.dinitial);
+          } else {
+            RowBackward<true>(g, s, channel, c, p_.initial, g.d_final, g.dinitial);
+          }
         }
         if (g.dx.data == nullptr) continue;
         StoreRows(b_.d_rows, b_.pitch, RowsOf(g.dx, s, channel, channels, false));
@@ -128,13 +134,17 @@ class ModeBlock {
   T* RowAt(size_t c) const { return b_.rows + c * b_.pitch; }
   T* GradientsAt(size_t c) const { return b_.d_rows + c * b_.pitch; }
 
-  void RowForward(const Sequence& s, int64_t channel, size_t c, const Numbers& initial, const Numbers& final) {
+  void RowForward(const Sequence& s, int64_t channel, size_t c, bool outputs, const Numbers& initial,
+                  const Numbers& final) {
     const int64_t at = channel + static_cast<int64_t>(c);
     LoadState(initial, s.state, at, modes_, width_, false, b_.h);
-    ModesForward(b_.tables[c], SkipAt<T>(p_, at), static_cast<size_t>(s.count), b_.h, b_.written, RowAt(c));
+    const auto forward = outputs ? &ModesForward<true, T> : &ModesForward<false, T>;
+    forward(b_.tables[c], SkipAt<T>(p_, at), static_cast<size_t>(s.count), b_.h, b_.written, RowAt(c));
     StoreState(b_.h, modes_, width_, false, s.state, at, final);
   }
 
+  // Without kGradients computes that of the initial state alone.
+  template <bool kGradients>
   void RowBackward(const Gradients& g, const Sequence& s, int64_t channel, size_t c, const Numbers& initial,
                    const Numbers& d_final, const Numbers& dinitial) {
     const int64_t at = channel + static_cast<int64_t>(c);
@@ -142,7 +152,8 @@ class ModeBlock {
     if (g.dskip.data != nullptr) dskip_[c] += RowProduct<false>(RowAt(c), GradientsAt(c), tokens);
     LoadState(initial, s.state, at, modes_, width_, false, b_.h);
     LoadState(d_final, s.state, at, modes_, width_, true, b_.p);
-    ModesBackward(b_.tables[c], SkipAt<T>(p_, at), tokens, RowAt(c), GradientsAt(c), b_.h, b_.p, b_.trace, b_.sums[c]);
+    ModesBackward<kGradients>(b_.tables[c], SkipAt<T>(p_, at), tokens, RowAt(c), GradientsAt(c), b_.h, b_.p, b_.trace,
+                              b_.sums[c]);
     StoreState(b_.p, modes_, width_, true, s.state, at, dinitial);
   }
 
@@ -190,7 +201,7 @@ struct ModeTaps {
     FillTables(problem, channel, count >= kChunk, false, tables);
     SetImpulse(count, taps);
     std::fill_n(h, 2 * tables.width, T{0});
-    ModesForward(tables, T{0}, count, h, written, taps);
+    ModesForward<true>(tables, T{0}, count, h, written, taps);
   }
 
   void StoreGradients(const Problem& problem, const Gradients& g, int64_t channel, const double* dtaps) {
@@ -200,7 +211,7 @@ struct ModeTaps {
     SetImpulse(count, impulse);
     Narrow(dtaps, d_row, count);
     for (T* row : {h, p}) std::fill_n(row, 2 * tables.width, T{0});
-    ModesBackward(tables, T{0}, count, impulse, d_row, h, p, trace, sums);
+    ModesBackward<true>(tables, T{0}, count, impulse, d_row, h, p, trace, sums);
     StoreModeGradients(problem, g, channel, tables, sums);
   }
 

@@ -293,8 +293,8 @@ HWY_INLINE T OneToken(const ModeTables<T>& t, T x, T* h) {
   return hn::ReduceSum(d, y);
 }
 
-// Replaces G chunks of inputs by outputs. h [G + 1, 2, width] begins with the state before them.
-template <size_t G, class T>
+// Replaces G chunks of inputs by outputs, with kOutputs. h [G + 1, 2, width] begins with the state before them.
+template <size_t G, bool kOutputs, class T>
 HWY_INLINE void ChunksForward(const ModeTables<T>& t, T skip, T* h, T* written, T* row) {
   const size_t w = 2 * t.width;
   T x[G * kChunk];  // outputs take its place
@@ -303,21 +303,21 @@ HWY_INLINE void ChunksForward(const ModeTables<T>& t, T skip, T* h, T* written, 
   for (size_t g = 0; g < G; ++g) {
     Advance(t.width, t.jump, t.b, written + g * w, h + g * w, h + (g + 1) * w);
   }
-  ChunkOutputs<G, false>(t, x, skip, t.taps + kChunk, t.reads, h, row);
+  if constexpr (kOutputs) ChunkOutputs<G, false>(t, x, skip, t.taps + kChunk, t.reads, h, row);
   std::copy_n(h + G * w, w, h);
 }
 
-// Replaces a row of inputs by outputs. h [Group + 1, 2, width] begins with the state before the row, and on return with
-// the state after it; `written` is [Group, 2, width].
-template <class T>
+// Replaces a row of inputs by outputs, with kOutputs. h [Group + 1, 2, width] begins with the state before the row, and
+// on return with the state after it; `written` is [Group, 2, width].
+template <bool kOutputs, class T>
 HWY_NOINLINE HWY_ATTR void ModesForward(const ModeTables<T>& t, T skip, size_t tokens, T* h, T* written, T* row) {
   constexpr size_t G = Group<T>();
   size_t i = 0;
-  for (; i + G * kChunk <= tokens; i += G * kChunk) ChunksForward<G>(t, skip, h, written, row + i);
-  for (; i + kChunk <= tokens; i += kChunk) ChunksForward<1>(t, skip, h, written, row + i);
+  for (; i + G * kChunk <= tokens; i += G * kChunk) ChunksForward<G, kOutputs>(t, skip, h, written, row + i);
+  for (; i + kChunk <= tokens; i += kChunk) ChunksForward<1, kOutputs>(t, skip, h, written, row + i);
   for (; i < tokens; ++i) {
-    const T x = row[i];
-    row[i] = OneToken(t, x, h) + (skip == 0 ? T{0} : skip * x);
+    const T x = row[i], y = OneToken(t, x, h);
+    if constexpr (kOutputs) row[i] = y + (skip == 0 ? T{0} : skip * x);
   }
 }
 
@@ -379,8 +379,8 @@ struct ModeTrace {
 };
 
 // Processes one token in reverse: p, the gradient of the state after it, is replaced by that of the state before it.
-// Returns Re(b (p + 2 c dy)).
-template <class T>
+// Returns Re(b (p + 2 c dy)). Without kGradients it computes p alone.
+template <bool kGradients, class T>
 HWY_INLINE T OneTokenBack(const ModeTables<T>& t, T x, T dy, const T* before, const T* after, const ModeSums<T>& sums,
                           T* p) {
   using Row = ModeSums<T>;
@@ -394,13 +394,15 @@ HWY_INLINE T OneTokenBack(const ModeTables<T>& t, T x, T dy, const T* before, co
     const auto add = [&](T* to, auto value) HWY_ATTR { hn::StoreU(hn::Add(hn::LoadU(d, to + n), value), d, to + n); };
     const auto re = hn::MulAdd(load(t.c), vdy, load(p));
     const auto im = hn::MulAdd(load(t.c + w), vdy, load(p + w));
-    const auto hr = load(before), hi = load(before + w);
-    add(d_a, hn::NegMulAdd(im, hi, hn::Mul(re, hr)));
-    add(d_a + w, hn::MulAdd(im, hr, hn::Mul(re, hi)));
-    add(d_b, hn::Mul(re, vx));
-    add(d_b + w, hn::Mul(im, vx));
-    add(d_c, hn::Mul(vdy, load(after)));
-    add(d_c + w, hn::Mul(vdy, load(after + w)));
+    if constexpr (kGradients) {
+      const auto hr = load(before), hi = load(before + w);
+      add(d_a, hn::NegMulAdd(im, hi, hn::Mul(re, hr)));
+      add(d_a + w, hn::MulAdd(im, hr, hn::Mul(re, hi)));
+      add(d_b, hn::Mul(re, vx));
+      add(d_b + w, hn::Mul(im, vx));
+      add(d_c, hn::Mul(vdy, load(after)));
+      add(d_c + w, hn::Mul(vdy, load(after + w)));
+    }
     du = hn::NegMulAdd(load(t.b + w), im, hn::MulAdd(load(t.b), re, du));
     const auto ar = load(t.a), ai = load(t.a + w);
     hn::StoreU(hn::NegMulAdd(ai, im, hn::Mul(ar, re)), d, p + n);
@@ -428,8 +430,8 @@ HWY_INLINE void AddLags(const T* HWY_RESTRICT u, const T* HWY_RESTRICT dy, T* HW
 }
 
 // Replaces the gradients of the outputs of G chunks by those of their inputs u, and advances p to the state before
-// them.
-template <size_t G, class T>
+// them. Without kGradients it does only the latter.
+template <size_t G, bool kGradients, class T>
 HWY_INLINE void ChunksBackward(const ModeTables<T>& t, T skip, const T* u, const T* trace_of, const ModeTrace<T>& trace,
                                const ModeSums<T>& sums, T* p, T* d_row) {
   using Row = ModeSums<T>;
@@ -438,6 +440,10 @@ HWY_INLINE void ChunksBackward(const ModeTables<T>& t, T skip, const T* u, const
   std::copy_n(d_row, G * kChunk, dy);
   // Row l of the slopes is l a^(l-1).
   ChunkSums<G, 1>(t, dy, {t.powers}, [](size_t j) { return j; }, {trace.v}, w);
+  if constexpr (!kGradients) {
+    for (size_t g = G; g-- > 0;) Advance(t.width, t.jump, t.returns, trace.v + g * w, p, p);
+    return;
+  }
   ChunkSums<G, 1>(t, dy, {t.slopes}, [](size_t j) { return j + 1; }, {trace.v_slope}, w);
   ChunkSums<G, 1>(t, u, {t.slopes}, [](size_t j) { return kChunk - 1 - j; }, {trace.u_slope}, w);
   for (size_t g = G; g-- > 0;) {
@@ -455,8 +461,8 @@ HWY_INLINE void ChunksBackward(const ModeTables<T>& t, T skip, const T* u, const
 }
 
 // Replaces a row of gradients of outputs by those of inputs, and p, the gradient of the state after the row, by that of
-// h, the state before it.
-template <class T>
+// h, the state before it. Without kGradients it computes p alone.
+template <bool kGradients, class T>
 HWY_NOINLINE HWY_ATTR void ModesBackward(const ModeTables<T>& t, T skip, size_t tokens, const T* row, T* d_row, T* h,
                                          T* p, const ModeTrace<T>& trace, const ModeSums<T>& sums) {
   constexpr size_t G = Group<T>();
@@ -470,11 +476,11 @@ HWY_NOINLINE HWY_ATTR void ModesBackward(const ModeTables<T>& t, T skip, size_t 
       Advance(t.width, t.jump, t.b, written, h, h);
     }
   };
-  for (size_t i = 0; i < groups; i += G) write(std::integral_constant<size_t, G>(), i);
-  for (size_t i = groups; i < chunks; ++i) write(std::integral_constant<size_t, 1>(), i);
+  for (size_t i = 0; kGradients && i < groups; i += G) write(std::integral_constant<size_t, G>(), i);
+  for (size_t i = groups; kGradients && i < chunks; ++i) write(std::integral_constant<size_t, 1>(), i);
   const T* last = row + chunks * kChunk;
   T* d_last = d_row + chunks * kChunk;
-  for (size_t i = 0; i < rest; ++i) {
+  for (size_t i = 0; kGradients && i < rest; ++i) {
     std::copy_n(h, w, trace.tokens + i * w);
     OneToken(t, last[i], h);
   }
@@ -482,11 +488,13 @@ HWY_NOINLINE HWY_ATTR void ModesBackward(const ModeTables<T>& t, T skip, size_t 
   for (size_t i = rest; i-- > 0;) {
     const T dy = d_last[i];
     const T* before = trace.tokens + i * w;
-    d_last[i] = OneTokenBack(t, last[i], dy, before, before + w, sums, p) + (skip == 0 ? T{0} : skip * dy);
+    const T du = OneTokenBack<kGradients>(t, last[i], dy, before, before + w, sums, p);
+    d_last[i] = du + (skip == 0 ? T{0} : skip * dy);
   }
   size_t summed = 0;
   const auto back = [&](auto at_once, size_t i) HWY_ATTR {
-    ChunksBackward<at_once>(t, skip, row + i * kChunk, trace.chunks + 2 * i * w, trace, sums, p, d_row + i * kChunk);
+    ChunksBackward<at_once, kGradients>(t, skip, row + i * kChunk, trace.chunks + 2 * i * w, trace, sums, p,
+                                        d_row + i * kChunk);
     summed += at_once;
     if (summed < kChunksPerSum) return;
     sums.Flush();
@@ -539,13 +547,16 @@ void StoreModeGradients(const Problem& p, const Gradients& g, int64_t channel, c
 
 // modes.cc instantiates these, for all files of the engine.
 #ifndef HEED_MODES_OF
-#define HEED_MODES_OF(EXTERN, T)                                                                                 \
-  EXTERN template void FillTokenTables(const Problem&, int64_t, ModeTables<T>&);                                 \
-  EXTERN template void FillChunkTables(bool, ModeTables<T>&);                                                    \
-  EXTERN template void ModesForward(const ModeTables<T>&, T, size_t, T*, T*, T*);                                \
-  EXTERN template void ModesBackward(const ModeTables<T>&, T, size_t, const T*, T*, T*, T*, const ModeTrace<T>&, \
-                                     const ModeSums<T>&);                                                        \
-  EXTERN template void StoreModeGradients(const Problem&, const Gradients&, int64_t, const ModeTables<T>&,       \
+#define HEED_MODES_OF(EXTERN, T)                                                                                       \
+  EXTERN template void FillTokenTables(const Problem&, int64_t, ModeTables<T>&);                                       \
+  EXTERN template void FillChunkTables(bool, ModeTables<T>&);                                                          \
+  EXTERN template void ModesForward<true>(const ModeTables<T>&, T, size_t, T*, T*, T*);                                \
+  EXTERN template void ModesForward<false>(const ModeTables<T>&, T, size_t, T*, T*, T*);                               \
+  EXTERN template void ModesBackward<true>(const ModeTables<T>&, T, size_t, const T*, T*, T*, T*, const ModeTrace<T>&, \
+                                           const ModeSums<T>&);                                                        \
+  EXTERN template void ModesBackward<false>(const ModeTables<T>&, T, size_t, const T*, T*, T*, T*,                     \
+                                            const ModeTrace<T>&, const ModeSums<T>&);                                  \
+  EXTERN template void StoreModeGradients(const Problem&, const Gradients&, int64_t, const ModeTables<T>&,             \
                                           const ModeSums<T>&);
 #endif
 HEED_MODES_OF(extern, float)

@@ -86,7 +86,7 @@ struct Problem {
   std::vector<Sequence> sequences;
   std::vector<Sequence> others;  // tokens of no sequence, whose outputs and gradients are 0; on devices only
 
-  Tokens x, o;  // o is written
+  Tokens x, o;  // o is written; absent: only the states are computed, with the same bits
 
   Numbers skip;  // D of kSelective, kTaps, kModes and kHeads; optional
 

@@ -144,18 +144,24 @@ class SelectiveBlock {
     StoreRows(b_.h, kWidth, ViewOf(to, s.state, states_, block_.first, channels_));
   }
 
-  // Loads B and C of a tile, which all column blocks of the group share.
-  void LoadWeights(const Sequence& s, int64_t begin) const {
+  // Loads B and, if it is wanted, C of a tile, which all column blocks of the group share.
+  void LoadWeights(const Sequence& s, int64_t begin, bool outputs = true) const {
     for (const auto& [weights, to] : {std::pair(&p_.B, tile_.B), {&p_.C, tile_.C}}) {
-      if (weights->constants.data != nullptr) continue;
+      if (weights->constants.data != nullptr || (weights == &p_.C && !outputs)) continue;
       LoadRows(ViewOf(weights->tokens, s, begin, TokensAt(s, begin), block_.group, 0, states_), to, row_);
     }
   }
 
-  // Computes the outputs of a tile, and prefetches the tile of `next` that begins at `begin_of_next`.
+  // Computes the outputs of a tile, or without `o` only the states after it, and prefetches the tile of `next` that
+  // begins at `begin_of_next`.
   void Forward(const Sequence& s, int64_t begin, const SelectiveBlock& next, int64_t begin_of_next) {
     const size_t tokens = TokensAt(s, begin);
     LoadTile(s, begin, tokens, tile_.inputs);
+    if (p_.o.data == nullptr) {
+      next.FindLines(s, begin_of_next, {&p_.x, &p_.delta}, next_);
+      for (size_t v = 0; v < vectors_; ++v) Advance<Stores::kStates>(v, tokens);
+      return;
+    }
     next.FindLines(s, begin_of_next, {&p_.x, &p_.delta, &p_.o, &p_.gate}, next_);
     for (size_t v = 0; v < vectors_; ++v) Advance<Stores::kOutputs>(v, tokens);
     if (p_.gate.data != nullptr) {
@@ -349,7 +355,7 @@ HWY_ATTR void SelectiveForwardTask(const Problem& p, const ColumnBlocks& blocks,
     for (size_t i = 0; i < count; ++i) all[i]->LoadState(s);
     for (int64_t begin = 0; begin < s.count; begin += kTileTokens) {
       for (size_t i = 0; i < count; ++i) {
-        if (i == 0 || all[i]->group() != all[i - 1]->group()) all[i]->LoadWeights(s, begin);
+        if (i == 0 || all[i]->group() != all[i - 1]->group()) all[i]->LoadWeights(s, begin, p.o.data != nullptr);
         const bool is_last = i + 1 == count;
         all[i]->Forward(s, begin, *all[is_last ? 0 : i + 1], is_last ? begin + kTileTokens : begin);
       }

@@ -132,7 +132,8 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
 
   void Backward(int64_t sequence) {
     const Sequence& s = p_.sequences[static_cast<size_t>(sequence)];
-    StoreBoundaryStates(s);
+    const bool states_alone = OfStatesAlone(g_);
+    if (!states_alone) StoreBoundaryStates(s);
     if (g_.d_final.data != nullptr) {
       LoadRows(ViewOf(g_.d_final, s.state, states_, block_.first, channels_), back_.p, kWidth);
     } else {
@@ -140,6 +141,10 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
     }
     for (int64_t tile = NumTiles(s.count); tile-- > 0;) {
       const int64_t begin = tile * kTileTokens;
+      if (states_alone) {
+        StateTile(s, begin);
+        continue;
+      }
       OneTile(s, begin);
       if (begin % kChunkTokens != 0) continue;
       ReduceOverBlocks(sequence, s, begin);
@@ -173,33 +178,54 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
     return back_.boundary_states + static_cast<size_t>(begin / kTileTokens) * states_ * kWidth;
   }
 
+  // Loads the rows of a tile, and computes dy.
+  HWY_ATTR void LoadBackwardTile(const Sequence& s, int64_t begin, size_t tokens) {
+    const auto view = [&](const Tokens& x) { return ViewOf(x, s, begin, tokens, 0, block_.first, channels_); };
+    this->LoadTile(s, begin, tokens, back_.x);
+    this->LoadWeights(s, begin);
+    this->FindLines(s, begin - kTileTokens, {&p_.x, &p_.delta, &g_.d_o, &p_.gate}, next_);
+    const bool gated = p_.gate.data != nullptr;
+    LoadRows(view(g_.d_o), gated ? back_.d_o : trace_.dy, kWidth);
+    if (!gated) return;
+    LoadRows(view(p_.gate), tile_.gate, kWidth);
+    ForEachVector(tokens, [&](size_t at) HWY_ATTR {
+      const V silu = hs::Silu(d_, hn::Load(d_, tile_.gate + at));
+      hn::Store(hn::Mul(hn::Load(d_, back_.d_o + at), silu), d_, trace_.dy + at);
+    });
+  }
+
+  // Computes the gradient of the state before a tile alone.
+  HWY_NOINLINE HWY_ATTR void StateTile(const Sequence& s, int64_t begin) {
+    const size_t tokens = TokensAt(s, begin);
+    LoadBackwardTile(s, begin, tokens);
+    for (size_t v = 0; v < vectors_; ++v) {
+      ForEachRun(states_, [&](size_t n, auto count) HWY_ATTR {
+        if (this->has_constants()) {
+          BackwardRun<count, true, false>(v, n, tokens);
+        } else {
+          BackwardRun<count, false, false>(v, n, tokens);
+        }
+      });
+    }
+  }
+
   HWY_NOINLINE HWY_ATTR void OneTile(const Sequence& s, int64_t begin) {
     const size_t tokens = TokensAt(s, begin);
     const auto view = [&](const Tokens& x) { return ViewOf(x, s, begin, tokens, 0, block_.first, channels_); };
     std::copy_n(BoundaryStateOf(begin), states_ * kWidth, b_.h);
-    this->LoadTile(s, begin, tokens, back_.x);
-    this->LoadWeights(s, begin);
+    LoadBackwardTile(s, begin, tokens);
     const bool gated = p_.gate.data != nullptr;
-    LoadRows(view(g_.d_o), gated ? back_.d_o : trace_.dy, kWidth);
-    if (gated) {
-      LoadRows(view(p_.gate), tile_.gate, kWidth);
-      ForEachVector(tokens, [&](size_t at) HWY_ATTR {
-        const V silu = hs::Silu(d_, hn::Load(d_, tile_.gate + at));
-        hn::Store(hn::Mul(hn::Load(d_, back_.d_o + at), silu), d_, trace_.dy + at);
-      });
-    }
     if (p_.C.constants.data == nullptr) std::fill_n(trace_.C_sums, tokens * states_ * N, T{0});
     if (p_.B.constants.data == nullptr) std::fill_n(back_.B_sums, tokens * states_ * N, T{0});
 
-    this->FindLines(s, begin - kTileTokens, {&p_.x, &p_.delta, &g_.d_o, &p_.gate}, next_);
     for (size_t v = 0; v < vectors_; ++v) {
       ForEachRun(states_, [&](size_t n, auto count) HWY_ATTR {
         if (this->has_constants()) {
           this->template AdvanceRun<Stores::kTrace, count, true>(v, n, tokens);
-          BackwardRun<count, true>(v, n, tokens);
+          BackwardRun<count, true, true>(v, n, tokens);
         } else {
           this->template AdvanceRun<Stores::kTrace, count, false>(v, n, tokens);
-          BackwardRun<count, false>(v, n, tokens);
+          BackwardRun<count, false, true>(v, n, tokens);
         }
       });
     }
@@ -221,8 +247,9 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
     if (g_.ddelta.data != nullptr) StoreRows(back_.ds, kWidth, view(g_.ddelta));
   }
 
-  // Traverses the tokens of a tile in reverse, after AdvanceRun() has stored its trace.
-  template <size_t kCount, bool kConstants>
+  // Traverses the tokens of a tile in reverse, after AdvanceRun() has stored its trace. Without kGradients it needs no
+  // trace and computes p alone.
+  template <size_t kCount, bool kConstants, bool kGradients>
   HWY_NOINLINE HWY_ATTR void BackwardRun(size_t v, size_t first, size_t tokens) const {
     // Local pointers, because the compiler would reload members after every store of a vector.
     const T* HWY_RESTRICT A = b_.A + first * kWidth + v * N;
@@ -240,10 +267,25 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
                            first * sums_per_state + tokens * sums_per_token;
     const size_t row = row_;
     T* state = back_.p + first * kWidth + v * N;
+    constexpr size_t kDecays = HWY_MIN(kCount, static_cast<size_t>(hs::kShapes.scan_decays));
     V p[kCount];
     HWY_UNROLL(16)
     for (size_t n = 0; n < kCount; ++n) p[n] = hn::Load(d_, state + n * kWidth);
-    for (size_t t = tokens; t-- > 0;) {
+    for (size_t t = tokens; !kGradients && t-- > 0;) {
+      rowC -= row;
+      const V step = hn::Load(d_, steps + t * kWidth), dy = hn::Load(d_, dys + t * kWidth);
+      if (first == 0) {
+        for (const NextLines& lines : next_) lines.Prefetch(v, static_cast<int64_t>(t));
+      }
+      Decay<V> decays[kDecays];
+      HWY_UNROLL(16)
+      for (size_t n = 0; n < kCount; ++n) {
+        const Decay<V> decay = this->template NextDecay<kDecays>(step, A, n, decays);
+        p[n] = hn::MulAdd(dy, this->template WeightOf<kConstants>(p_.C, b_.C, rowC, v, first + n), p[n]);
+        p[n] = hn::Mul(hn::MulAdd(decay.fraction, p[n], p[n]), PowerOf(d_, decay));
+      }
+    }
+    for (size_t t = tokens; kGradients && t-- > 0;) {
       rowB -= row;
       rowC -= row;
       trace -= 3 * kManyStates * N;

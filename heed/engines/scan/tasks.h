@@ -64,6 +64,14 @@ struct TaskGrid {
   int64_t tasks() const { return runs_of_blocks * runs_of_sequences; }
 };
 
+// True if at most the gradients of initial states are wanted. They have the same bits then.
+inline bool OfStatesAlone(const Gradients& g) {
+  const auto absent = [](const auto&... of) { return (... && (of.data == nullptr)); };
+  return absent(g.dx, g.ddelta, g.dgate, g.dlog_decay, g.dinput_gate, g.drecurrence_gate, g.dA, g.dbias, g.dskip) &&
+         absent(g.dlambda, g.dtaps, g.dlog_dt, g.dlog_A_real, g.dA_imag, g.dB.tokens, g.dB.constants, g.dC.tokens) &&
+         absent(g.dC.constants, g.dkey, g.dvalue, g.dkey_taps, g.dkey_skip);
+}
+
 }  // namespace heed::scan
 
 #endif  // HEED_ENGINES_SCAN_TASKS_H_

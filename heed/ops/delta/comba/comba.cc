@@ -1,6 +1,8 @@
 // Comba on the recurrence engine.
 #include "heed/ops/delta/comba/comba_internal.h"
 
+#include "heed/mechanism/define_internal.h"
+
 namespace heed::comba {
 
 recurrent::Definition DefinitionOf(const Options&) {

@@ -1,6 +1,8 @@
 // DeltaProduct on the recurrence engine.
 #include "heed/ops/delta/delta_product/delta_product_internal.h"
 
+#include "heed/mechanism/define_internal.h"
+
 namespace heed::delta_product {
 
 recurrent::Definition DefinitionOf(const Options&) {

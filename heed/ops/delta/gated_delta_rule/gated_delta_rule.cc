@@ -1,6 +1,8 @@
 // The gated delta rule on the recurrence engine.
 #include "heed/ops/delta/gated_delta_rule/gated_delta_rule_internal.h"
 
+#include "heed/mechanism/define_internal.h"
+
 namespace heed::gated_delta_rule {
 
 recurrent::Definition DefinitionOf(const Options&) {

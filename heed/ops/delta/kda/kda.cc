@@ -1,6 +1,8 @@
 // Kimi delta attention on the recurrence engine.
 #include "heed/ops/delta/kda/kda_internal.h"
 
+#include "heed/mechanism/define_internal.h"
+
 namespace heed::kda {
 
 recurrent::Definition DefinitionOf(const Options&) {

@@ -1,6 +1,8 @@
 // GLA on the recurrence engine: a decay per key channel.
 #include "heed/ops/gated/gla/gla_internal.h"
 
+#include "heed/mechanism/define_internal.h"
+
 namespace heed::gla {
 
 recurrent::Definition DefinitionOf(const Options&) {

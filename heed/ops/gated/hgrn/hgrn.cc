@@ -1,6 +1,8 @@
 // HGRN on the scan engine.
 #include "heed/ops/gated/hgrn/hgrn_internal.h"
 
+#include "heed/mechanism/define_internal.h"
+
 namespace heed::hgrn {
 
 scanning::Definition DefinitionOf(const Options&) {

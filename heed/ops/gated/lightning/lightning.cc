@@ -1,6 +1,8 @@
 // Lightning attention on the recurrence engine: one constant decay per head.
 #include "heed/ops/gated/lightning/lightning_internal.h"
 
+#include "heed/mechanism/define_internal.h"
+
 namespace heed::lightning {
 
 recurrent::Definition DefinitionOf(const Options&) {

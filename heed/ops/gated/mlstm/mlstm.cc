@@ -1,6 +1,8 @@
 // mLSTM on the recurrence engine: one decay for all of S, and keys relative to a running maximum.
 #include "heed/ops/gated/mlstm/mlstm_internal.h"
 
+#include "heed/mechanism/define_internal.h"
+
 namespace heed::mlstm {
 
 recurrent::Definition DefinitionOf(const Options& options) {

@@ -1,6 +1,8 @@
 // Retention on the recurrence engine: one constant decay per head.
 #include "heed/ops/gated/retention/retention_internal.h"
 
+#include "heed/mechanism/define_internal.h"
+
 #include <cmath>
 #include <vector>
 

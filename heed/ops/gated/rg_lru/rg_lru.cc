@@ -1,6 +1,8 @@
 // RG-LRU on the scan engine.
 #include "heed/ops/gated/rg_lru/rg_lru_internal.h"
 
+#include "heed/mechanism/define_internal.h"
+
 namespace heed::rg_lru {
 
 scanning::Definition DefinitionOf(const Options& options) {

@@ -1,6 +1,8 @@
 // RWKV-4 on the recurrence engine: a weighted mean per channel.
 #include "heed/ops/gated/rwkv4/rwkv4_internal.h"
 
+#include "heed/mechanism/define_internal.h"
+
 namespace heed::rwkv4 {
 
 recurrent::Definition DefinitionOf(const Options&) {

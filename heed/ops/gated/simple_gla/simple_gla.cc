@@ -1,6 +1,8 @@
 // Simple GLA on the recurrence engine: one decay per token and head.
 #include "heed/ops/gated/simple_gla/simple_gla_internal.h"
 
+#include "heed/mechanism/define_internal.h"
+
 namespace heed::simple_gla {
 
 recurrent::Definition DefinitionOf(const Options&) {

@@ -1,6 +1,8 @@
 // Based on the recurrence engine: a feature map and a normaliser, without decay.
 #include "heed/ops/linear/based/based_internal.h"
 
+#include "heed/mechanism/define_internal.h"
+
 namespace heed::based {
 
 recurrent::Definition DefinitionOf(const Options& options) {

@@ -2,6 +2,8 @@
 // softmax over tokens for keys.
 #include "heed/ops/linear/efficient_attention/efficient_attention_internal.h"
 
+#include "heed/mechanism/define_internal.h"
+
 namespace heed::efficient_attention {
 
 recurrent::Definition DefinitionOf(const Options&) {

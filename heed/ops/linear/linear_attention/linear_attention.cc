@@ -1,6 +1,8 @@
 // Linear attention on the recurrence engine: feature maps and a normaliser, without decay.
 #include "heed/ops/linear/linear_attention/linear_attention_internal.h"
 
+#include "heed/mechanism/define_internal.h"
+
 namespace heed::linear_attention {
 namespace {
 

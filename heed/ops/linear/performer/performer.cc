@@ -2,6 +2,8 @@
 // maximum.
 #include "heed/ops/linear/performer/performer_internal.h"
 
+#include "heed/mechanism/define_internal.h"
+
 namespace heed::performer {
 
 recurrent::Definition DefinitionOf(const Options& options) {

@@ -7,6 +7,7 @@
 
 #include "heed/core/error.h"
 #include "heed/mechanism/check_internal.h"
+#include "heed/mechanism/define_internal.h"
 #include "heed/ops/ssm/causal_conv1d/causal_conv1d_internal.h"
 
 namespace heed::causal_conv1d {

@@ -90,7 +90,8 @@ template <bool kChannels, class T>
 HWY_ATTR void ForwardRun(const Problem& p, const Run& run, int64_t channel, const T* table, T* tile) {
   const Sequence& s = p.sequences[static_cast<size_t>(run.sequence)];
   const int64_t end_channel = std::min(channel + BlockOf(p), p.D);
-  for (int64_t i = channel; i < end_channel; i += kChannels ? kLaneChannels : 1) {
+  const int64_t end_outputs = p.o.data == nullptr ? channel : end_channel;  // without `o` only the final state
+  for (int64_t i = channel; i < end_outputs; i += kChannels ? kLaneChannels : 1) {
     const Channels c = {p, s, i, kChannels ? end_channel - i : 1};
     for (int64_t t = run.begin; t < run.end; t += TileTokens(p)) {
       ForwardTile<kChannels>(c, table, t, std::min(t + TileTokens(p), run.end), tile);

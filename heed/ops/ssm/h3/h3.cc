@@ -1,6 +1,8 @@
 // H3 on the scan engine.
 #include "heed/ops/ssm/h3/h3_internal.h"
 
+#include "heed/mechanism/define_internal.h"
+
 namespace heed::h3 {
 
 scanning::Definition DefinitionOf(const Options& options) {

@@ -1,6 +1,8 @@
 // The long convolution on the scan engine.
 #include "heed/ops/ssm/long_convolution/long_convolution_internal.h"
 
+#include "heed/mechanism/define_internal.h"
+
 namespace heed::long_convolution {
 
 scanning::Definition DefinitionOf(const Options&) {

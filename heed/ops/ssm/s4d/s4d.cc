@@ -6,6 +6,7 @@
 
 #include "heed/core/error.h"
 #include "heed/mechanism/check_internal.h"
+#include "heed/mechanism/define_internal.h"
 #include "heed/ops/ssm/s4d/s4d_internal.h"
 
 namespace heed::s4d {

@@ -1,6 +1,8 @@
 // The selective scan on the scan engine.
 #include "heed/ops/ssm/selective_scan/selective_scan_internal.h"
 
+#include "heed/mechanism/define_internal.h"
+
 namespace heed::selective_scan {
 
 scanning::Definition DefinitionOf(const Options& options) {

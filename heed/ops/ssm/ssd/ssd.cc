@@ -17,6 +17,7 @@
 #include "heed/core/os.h"
 #include "heed/cuda/calls.h"
 #include "heed/mechanism/check_internal.h"
+#include "heed/mechanism/define_internal.h"
 #include "heed/mechanism/recurrent_internal.h"
 #include "heed/ops/ssm/ssd/ssd_internal.h"
 #include "heed/ops/ssm/ssd/ssd_kernels_internal.h"
@@ -275,21 +276,26 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
   recurrent::Surroundings backward = plan.around;
   backward.skip = {};
   backward.wide_dv = true;
-  if (in.z.present()) {
+  if (out.z.present()) {  // dz needs y
     recurrent::Surroundings forward = plan.around;
     forward.wide_o = true;
     forward.prepare = [&] { PrepareTimeSteps(kOp, ctx, e); };
     recurrent::Passes::Forward(kOp, ctx, With(forward), plan.Arguments(), options, {.o = e.y});
+  }
+  if (in.z.present()) {
     whole.d_o = e.y;
     backward.wide_o = true;
-    backward.prepare = [&] { ComputeGateGradients(ctx, e); };
-  } else {
-    backward.prepare = [&] { PrepareTimeSteps(kOp, ctx, e); };
   }
-  const Recurrence<TensorView> gradients = {.C = out.C, .B = out.B, .x = e.dv, .log_decay = e.d_log_decay};
+  backward.prepare = [&] {
+    if (!out.z.present()) PrepareTimeSteps(kOp, ctx, e);
+    if (in.z.present()) ComputeGateGradients(ctx, e);
+  };
+  const bool states_alone = std::ranges::none_of(results.gradients, &TensorView::present);
+  Recurrence<TensorView> gradients = {};
+  if (!states_alone) gradients = {.C = out.C, .B = out.B, .x = e.dv, .log_decay = e.d_log_decay};
   recurrent::Passes::Backward(kOp, ctx, With(backward), whole, options,
                               {{}, results.states, mechanism::Members(gradients)});
-  FinishGradients(ctx, e);
+  if (!states_alone) FinishGradients(ctx, e);
   if (IsOnDevice(in) || options.cut != nullptr) return;  // already zero for other tokens, or another call's
   for (const TensorView* t : {&out.x, &out.dt, &out.z}) {
     mechanism::ClearOthers(e.ranges, *t);
