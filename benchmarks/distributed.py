@@ -60,8 +60,7 @@ class Received:
 
     def __init__(self):
         self.bytes = 0
-        gather, exchange, both, receive = (
-            _group._all_gather, dist.all_to_all_single, dist.batch_isend_irecv, dist.recv)
+        gather, exchange, start, receive = _group._all_gather, dist.all_to_all_single, dist.irecv, dist.recv
         rank, ranks = dist.get_rank(), dist.get_world_size()
 
         def counted_gather(out, x, **more):
@@ -72,16 +71,16 @@ class Received:
             self.bytes += sum(counts) - counts[rank]
             return exchange(out, x, counts, *more, **options)
 
-        def counted_both(calls):
-            self.bytes += sum(call.tensor.numel() for call in calls if call.op is dist.irecv)
-            return both(calls)
+        def counted_start(x, *more):
+            self.bytes += x.numel()
+            return start(x, *more)
 
         def counted_receive(x, *more):
             self.bytes += x.numel()
             return receive(x, *more)
 
         _group._all_gather, dist.all_to_all_single = counted_gather, counted_exchange
-        dist.batch_isend_irecv, dist.recv = counted_both, counted_receive
+        dist.irecv, dist.recv = counted_start, counted_receive
 
     def take(self):
         taken, self.bytes = self.bytes, 0

@@ -2,6 +2,7 @@
 #include "python/communicator.h"
 
 #include <cstdint>
+#include <exception>
 #include <numeric>
 #include <string>
 
@@ -57,6 +58,10 @@ Communicator::Communicator(const Argument& argument) : comm_(argument.value) {
   transport.send_receive = &SendReceive;
   transport.all_to_all = &AllToAll;
   transport.broadcast = &Broadcast;
+  if (nb::hasattr(comm_, "Isend") && nb::hasattr(comm_, "Irecv")) {
+    transport.start = &Start;
+    transport.finish = &Finish;
+  }
   group_ = distributed::Group(transport);
 }
 
@@ -102,6 +107,52 @@ void Communicator::Broadcast(void* self, void* data, int64_t num_bytes, int root
     const auto& of = *static_cast<const Communicator*>(self);
     of.comm_.attr("Bcast")(Buffer(data, num_bytes, true), root);
   });
+}
+
+// Returns a list of requests, which Finish waits for. Both ranks know which messages are empty: these are not sent.
+void* Communicator::Start(void* self, const void* sent, int64_t num_sent, int to, void* received, int64_t num_received,
+                          int from) {
+  PyObject* started = nullptr;
+  WithGil([&] {
+    const auto& of = *static_cast<const Communicator*>(self);
+    nb::list requests;
+    if (from >= 0 && num_received > 0) {
+      requests.append(of.comm_.attr("Irecv")(Buffer(received, num_received, true), from));
+    }
+    if (to >= 0 && num_sent > 0) requests.append(of.comm_.attr("Isend")(Buffer(sent, num_sent, false), to));
+    started = requests.release().ptr();
+  });
+  return started;
+}
+
+void Communicator::Finish(void* /*self*/, void* started) {
+  WithGil([&] {
+    const auto requests = nb::steal<nb::list>(static_cast<PyObject*>(started));
+    std::exception_ptr error;
+    for (const nb::handle request : requests) {  // all of them, since each uses memory
+      try {
+        request.attr("Wait")();
+      } catch (const std::exception&) {
+        if (!error) error = std::current_exception();
+      }
+    }
+    if (error) std::rethrow_exception(error);
+  });
+}
+
+void TellRefusal(const distributed::Group& group, const char* message) {
+  const GilReleased released;
+  distributed::RefuseCall(group, message);
+}
+
+void TellRefusal(const char* operation, PyObject* kwargs, const char* message) {
+  PyObject* const comm = kwargs == nullptr ? nullptr : PyDict_GetItemString(kwargs, "comm");
+  if (comm == nullptr || comm == Py_None) return;
+  try {
+    const Communicator communicator({operation, "comm", comm});
+    TellRefusal(communicator.group(), message);
+  } catch (const std::exception&) {  // no communicator, or one that cannot send: the refusal itself is thrown
+  }
 }
 
 }  // namespace heed::python

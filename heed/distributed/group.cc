@@ -87,6 +87,9 @@ Group::Group(const Transport& transport) : transport_(transport) {
       (t.all_gather == nullptr || t.send_receive == nullptr || t.all_to_all == nullptr || t.broadcast == nullptr)) {
     Refuse("Group", "transport", "lacks a function", "all_gather, send_receive, all_to_all and broadcast");
   }
+  if ((t.start == nullptr) != (t.finish == nullptr)) {
+    Refuse("Group", "transport", "has one of start and finish", "both or none");
+  }
   const char* const checks = std::getenv("HEED_DISTRIBUTED_CHECKS");
   checks_ = checks == nullptr || std::string_view(checks) != "0";
 }
@@ -147,6 +150,17 @@ void SendReceive(const Group& group, std::span<const std::byte> sent, int to, st
                  static_cast<int64_t>(received.size()), from);
 }
 
+void* Start(const Group& group, std::span<const std::byte> sent, int to, std::span<std::byte> received, int from) {
+  const Transport& t = group.transport();
+  return t.start(t.self, sent.data(), static_cast<int64_t>(sent.size()), to, received.data(),
+                 static_cast<int64_t>(received.size()), from);
+}
+
+void Finish(const Group& group, void* started) {
+  const Transport& t = group.transport();
+  t.finish(t.self, started);
+}
+
 void Broadcast(const Group& group, std::span<std::byte> data, int root) {
   if (group.size() == 1 || data.empty()) return;
   const Transport& t = group.transport();
@@ -192,6 +206,15 @@ std::vector<Numbers> Agree(const Group& group, const std::string& operation, con
     for (size_t i = 0; i < numbers.size(); ++i) result[r][i] = of(r, 2 + i);
   }
   return result;
+}
+
+void RefuseCall(const Group& group, const std::string& message) {
+  Group always = group;
+  always.set_checks(true);
+  try {
+    Agree(always, "", {}, [&]() -> std::string { throw InvalidArgument(message); });
+  } catch (const InvalidArgument&) {  // of this rank, or of another one that refuses its call too
+  }
 }
 
 void Refuse(const std::string& operation, const std::string& name, const std::string& got,

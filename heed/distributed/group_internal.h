@@ -36,6 +36,9 @@ void SendTo(const Group& group, std::span<const std::byte> sent, int to);
 void ReceiveFrom(const Group& group, std::span<std::byte> received, int from);
 // Sends to one rank and receives from another, at the same time.
 void SendReceive(const Group& group, std::span<const std::byte> sent, int to, std::span<std::byte> received, int from);
+// Begins SendReceive on a transport with `start`; Finish takes the result and waits.
+void* Start(const Group& group, std::span<const std::byte> sent, int to, std::span<std::byte> received, int from);
+void Finish(const Group& group, void* started);
 void Broadcast(const Group& group, std::span<std::byte> data, int root);
 
 // Numbers that a rank announces with its call; unused ones are 0.

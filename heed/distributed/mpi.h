@@ -16,8 +16,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "heed/distributed/group.h"
 
@@ -80,6 +82,11 @@ class MpiTransport {
     transport.broadcast = [](void* self, void* data, int64_t num_bytes, int root) {
       static_cast<MpiTransport*>(self)->Broadcast(data, num_bytes, root);
     };
+    transport.start = [](void* self, const void* sent, int64_t num_sent, int to, void* received, int64_t num_received,
+                         int from) -> void* {
+      return static_cast<MpiTransport*>(self)->Start(sent, num_sent, to, received, num_received, from);
+    };
+    transport.finish = [](void*, void* started) { Finish(static_cast<Requests*>(started)); };
     return transport;
   }
 
@@ -116,6 +123,38 @@ class MpiTransport {
                          kTag, receives ? At(received, done) : nullptr, static_cast<int>(in), MPI_BYTE,
                          receives ? from : MPI_PROC_NULL, kTag, comm_, MPI_STATUS_IGNORE));
     }
+  }
+
+  using Requests = std::vector<MPI_Request>;
+
+  Requests* Start(const void* sent, int64_t num_sent, int to, void* received, int64_t num_received, int from) {
+    auto requests = std::make_unique<Requests>();
+    const auto parts = [&](int64_t num_bytes) { return num_bytes == 0 ? 1 : (num_bytes - 1) / max_bytes_ + 1; };
+    requests->reserve(static_cast<size_t>((to < 0 ? 0 : parts(num_sent)) + (from < 0 ? 0 : parts(num_received))));
+    const auto post = [&](int peer, int64_t num_bytes, const char* function, const auto& begin) {
+      for (int64_t done = 0; peer >= 0 && (done == 0 || done < num_bytes); done += max_bytes_) {
+        requests->push_back(MPI_REQUEST_NULL);
+        const int count = static_cast<int>(std::min(num_bytes - done, max_bytes_));
+        const int code = begin(done, count, &requests->back());
+        if (code == MPI_SUCCESS) continue;
+        requests->pop_back();
+        Finish(requests.release());  // those that have begun
+        throw MpiError(function, code);
+      }
+    };
+    post(from, num_received, "MPI_Irecv", [&](int64_t done, int count, MPI_Request* request) {
+      return MPI_Irecv(At(received, done), count, MPI_BYTE, from, kTag, comm_, request);
+    });
+    post(to, num_sent, "MPI_Isend", [&](int64_t done, int count, MPI_Request* request) {
+      return MPI_Isend(At(sent, done), count, MPI_BYTE, to, kTag, comm_, request);
+    });
+    return requests.release();
+  }
+
+  static void Finish(Requests* started) {
+    const std::unique_ptr<Requests> requests(started);
+    const int count = static_cast<int>(requests->size());
+    Check("MPI_Waitall", MPI_Waitall(count, requests->data(), MPI_STATUSES_IGNORE));
   }
 
   // In step s each rank sends to the s-th rank after it: MPI_Alltoallv counts all messages together in one int.

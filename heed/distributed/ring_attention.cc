@@ -1,16 +1,19 @@
 // Exact attention of one part of a sequence to all parts, which move around a ring of ranks.
 //
-// Keys and values move to the next rank after each step, so that a rank holds two parts at a time and not all of them.
-// The partial results of a row are merged by their log-sum-exps as the parts arrive: the rank's own part first, then
-// those of the ranks before it. Sinks join the sum when all parts have. Gradients are those of each part with the
-// log-sum-exp of all of them; the gradients of keys and values move with these, one step further, until they are on
-// their own rank.
+// Keys and values move to the next rank while this one attends to them, so that a rank holds two parts at a time and
+// not all of them. The partial results of a row are merged by their log-sum-exps as the parts arrive: the rank's own
+// part first, then those of the ranks before it. Sinks join the sum when all parts have. Gradients are those of each
+// part with the log-sum-exp of all of them; the gradients of keys and values follow these, one step later, until they
+// are on their own rank. Results do not depend on when messages move: terms of a step are added in order after the
+// sum of earlier ranks has arrived. A transport without `start` moves messages between the steps.
 //
 // Source: Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context",
 // arXiv:2310.01889.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -67,13 +70,10 @@ class Ring {
     }
   }
 
-  // Moves a tensor to the next rank; it becomes that of the rank before, which is here in `step`.
-  void Shift(Owned& held, int step) const {
-    const ConstTensorView& t = held.view();
-    Owned received(t.dtype(), Resized(t, TokenAxis(t), CountTokens(RangesAt(SourceOf(step)))));
-    const int rank = group_.rank(), size = group_.size();
-    SendReceive(group_, held.bytes(), (rank + 1) % size, received.bytes(), (rank + size - 1) % size);
-    held = std::move(received);
+  const Group& group() const { return group_; }
+  // The tensor of the rank before that `t` is replaced by in `step`.
+  Owned Incoming(const ConstTensorView& t, int step) const {
+    return {t.dtype(), Resized(t, TokenAxis(t), CountTokens(RangesAt(SourceOf(step))))};
   }
 
  private:
@@ -94,6 +94,53 @@ class Ring {
   const std::vector<std::vector<TokenRange>>& ranges_;
   const WholeOptions& whole_;
 };
+
+// A tensor that moves to the next rank, while that of the rank before comes here. A transport with `start` moves it
+// from the constructor on, any other one in Finish. Until then `held` may be read.
+class Move {
+ public:
+  Move(const Ring& ring, Owned& held, int step)
+      : group_(ring.group()), held_(held), received_(ring.Incoming(held.view(), step)),
+        next_((group_.rank() + 1) % group_.size()), before_((group_.rank() + group_.size() - 1) % group_.size()) {
+    if (group_.transport().start != nullptr) started_ = Start(group_, held_.bytes(), next_, received_.bytes(), before_);
+  }
+  Move(const Move&) = delete;
+  Move& operator=(const Move&) = delete;
+  // After an error memory is not released while a message uses it.
+  ~Move() {
+    try {
+      Wait();
+    } catch (const std::exception&) {  // the error that ended the call counts
+    }
+  }
+
+  void Finish() {
+    if (group_.transport().start == nullptr) {
+      SendReceive(group_, held_.bytes(), next_, received_.bytes(), before_);
+    } else {
+      Wait();
+    }
+    held_ = std::move(received_);
+  }
+
+ private:
+  void Wait() {
+    if (void* const started = std::exchange(started_, nullptr)) heed::distributed::Finish(group_, started);
+  }
+
+  const Group& group_;
+  Owned& held_;
+  Owned received_;
+  int next_, before_;
+  void* started_ = nullptr;
+};
+
+using Moves = std::list<Move>;
+
+void Finish(Moves& moves) {
+  for (Move& move : moves) move.Finish();
+  moves.clear();
+}
 
 template <class View>
 View TokensAt(const View& t, const LocalRange& range) {
@@ -120,9 +167,10 @@ void RingForward(Context& ctx, const Group& group, const std::vector<std::vector
   std::vector<Sum> sums(rows.size());
   Owned k = Copied(in.k), v = Copied(in.v);
   for (int step = 0; step < ring.num_steps(); ++step) {
-    if (step > 0) {
-      ring.Shift(k, step);
-      ring.Shift(v, step);
+    Moves moves;
+    if (step + 1 < ring.num_steps()) {
+      moves.emplace_back(ring, k, step + 1);
+      moves.emplace_back(ring, v, step + 1);
     }
     for (size_t i = 0; i < rows.size(); ++i) {
       Sum& sum = sums[i];
@@ -145,6 +193,7 @@ void RingForward(Context& ctx, const Group& group, const std::vector<std::vector
         sum = std::move(part);
       });
     }
+    Finish(moves);
   }
   for (size_t i = 0; i < rows.size(); ++i) {  // rounds to the dtype of o
     const std::vector<attention::Part> parts = {{sums[i].o.view(), sums[i].lse.view()}};
@@ -165,15 +214,26 @@ void RingBackward(Context& ctx, const Group& group, const std::vector<std::vecto
   const auto add = [](const Owned& term, const TensorView& sum) {
     if (term.view().present()) Add(term.view(), sum);
   };
+  struct Term {
+    LocalRange keys;
+    Owned dk, dv;
+  };
+  Moves of_gradients;
   for (int step = 0; step < ring.num_steps(); ++step) {
+    Moves moves;
+    if (step + 1 < ring.num_steps()) {
+      moves.emplace_back(ring, k, step + 1);
+      moves.emplace_back(ring, v, step + 1);
+    }
+    std::vector<Term> terms;
     for (const LocalRange& rows : ring.rows()) {
       const ConstTensorView q = TokensAt(in.q, rows);
       ring.Attend(step, rows, [&](const LocalRange& keys, const Options& here, bool own) {
         const ConstTensorView k_here = TokensAt(k.view(), keys), v_here = TokensAt(v.view(), keys);
         const TensorView dbias = SliceUnlessOne(SliceUnlessOne(out.dbias, 2, rows.first, rows.range.size()), 1,
                                                 keys.range.begin, keys.range.size());
-        const Owned dq_part = ZerosLike(of_q, q, dtype), dk_part = ZerosLike(of_k, k_here, dtype),
-                    dv_part = ZerosLike(of_v, v_here, dtype),
+        Owned dk_part = ZerosLike(of_k, k_here, dtype), dv_part = ZerosLike(of_v, v_here, dtype);
+        const Owned dq_part = ZerosLike(of_q, q, dtype),
                     dbias_part = ZerosLike(dbias.present(), dbias, dbias.dtype()),
                     // dsinks depends on o alone, so that one call has all of it.
             dsinks_part = ZerosLike(own && out.dsinks.present(), out.dsinks, out.dsinks.dtype()),
@@ -190,21 +250,24 @@ void RingBackward(Context& ctx, const Group& group, const std::vector<std::vecto
                              LseAt(in.d_lse, rows)},
                             here, gradients);
         add(dq_part, TokensAt(dq.view(), rows));
-        add(dk_part, TokensAt(dk.view(), keys));
-        add(dv_part, TokensAt(dv.view(), keys));
         add(dbias_part, dbias);
         add(dsinks_part, out.dsinks);
         add(dalibi_part, out.dalibi);
+        terms.push_back({keys, std::move(dk_part), std::move(dv_part)});
       });
     }
-    const int next = (step + 1) % ring.num_steps();
-    if (next > 0) {
-      ring.Shift(k, next);
-      ring.Shift(v, next);
+    Finish(of_gradients);
+    for (const Term& term : terms) {
+      add(term.dk, TokensAt(dk.view(), term.keys));
+      add(term.dv, TokensAt(dv.view(), term.keys));
     }
-    if (of_k) ring.Shift(dk, next);
-    if (of_v) ring.Shift(dv, next);
+    Finish(moves);
+    const int next = (step + 1) % ring.num_steps();
+    if (of_k) of_gradients.emplace_back(ring, dk, next);
+    if (of_v) of_gradients.emplace_back(ring, dv, next);
+    if (group.transport().start == nullptr) Finish(of_gradients);
   }
+  Finish(of_gradients);
   if (of_q) Convert(dq.view(), out.dq);
   if (of_k) Convert(dk.view(), out.dk);
   if (of_v) Convert(dv.view(), out.dv);

@@ -66,15 +66,6 @@ class Group:
         dist.all_to_all_single(result, torch.cat(sent), counts, [x.numel() for x in sent], group=self.group)
         return [x.view(parts[0].dtype).view(*shape) for x, shape in zip(result.split(counts), shapes)]
 
-    def send(self, x: Tensor, to: int) -> None:
-        dist.send(as_bytes(x), dist.get_global_rank(self.group, to), self.group)
-
-    def receive(self, like: Tensor, source: int) -> Tensor:
-        """A tensor of this shape and dtype, from another rank."""
-        result = torch.empty(like.numel() * like.element_size(), dtype=torch.uint8)
-        dist.recv(result, dist.get_global_rank(self.group, source), self.group)
-        return result.view(like.dtype).view(like.shape)
-
     def agree(self, numbers: Sequence[int], describe: Callable[[], str]) -> list[list[int]]:
         """The numbers of each rank. Raises InvalidArgument on every rank if the descriptions of their calls
         differ, or if `describe` raises on one of them; nothing else has been sent then."""
@@ -101,6 +92,13 @@ class Group:
         return [header[2:] for header in headers]
 
 
+class _Started:
+    """A message that has begun, as a request of mpi4py."""
+
+    def __init__(self, work: Any) -> None:
+        self.Wait = work.wait
+
+
 class Transport:
     """A group as a communicator of heed._core: the methods of mpi4py's, for buffers of bytes."""
 
@@ -120,10 +118,16 @@ class Transport:
         dist.recv(_bytes_at(buffer), self._rank(source), self._of.group)
 
     def Sendrecv(self, sendbuf: memoryview, dest: int, recvbuf: memoryview, source: int) -> None:
-        calls = [dist.P2POp(do, _bytes_at(x), self._rank(rank), self._of.group)
-                 for do, x, rank in ((dist.isend, sendbuf, dest), (dist.irecv, recvbuf, source)) if len(x)]
-        for work in dist.batch_isend_irecv(calls) if calls else ():
-            work.wait()
+        started = [begin(x, rank) for begin, x, rank in ((self.Irecv, recvbuf, source), (self.Isend, sendbuf, dest))
+                   if len(x)]
+        for message in started:
+            message.Wait()
+
+    def Isend(self, buffer: memoryview, dest: int) -> _Started:
+        return _Started(dist.isend(_bytes_at(buffer), self._rank(dest), self._of.group))
+
+    def Irecv(self, buffer: memoryview, source: int) -> _Started:
+        return _Started(dist.irecv(_bytes_at(buffer), self._rank(source), self._of.group))
 
     def Alltoallv(self, sent: Sequence[Any], received: Sequence[Any]) -> None:
         dist.all_to_all_single(_bytes_at(received[0]), _bytes_at(sent[0]), received[1], sent[1], group=self._of.group)
