@@ -45,11 +45,12 @@ struct Array {
   std::vector<double> values;
 };
 
+// The largest difference of tokens [begin, end) of arrays [sequences, tokens, H, K], over the largest element of b.
 double Difference(const Array& a, const Array& b, int64_t begin, int64_t end) {
   double most = 1e-30, difference = 0;
-  const int64_t row = H * a.sizes[3];
-  for (int64_t i = 0; i < B * T * row; ++i) {
-    const int64_t token = i / row % T;
+  const int64_t row = a.sizes[2] * a.sizes[3];
+  for (int64_t i = 0; i < static_cast<int64_t>(a.values.size()); ++i) {
+    const int64_t token = i / row % a.sizes[1];
     if (token < begin || token >= end) continue;
     most = std::max(most, std::fabs(b.values[static_cast<size_t>(i)]));
     difference = std::max(difference, std::fabs(a.values[static_cast<size_t>(i)] - b.values[static_cast<size_t>(i)]));
@@ -114,6 +115,83 @@ void TestAttention(const distributed::Group& group, int64_t begin, int64_t end) 
   }
 }
 
+// Sequences that ranks cut anywhere, one of them empty.
+void TestPackedSequences(const distributed::Group& group, int64_t begin, int64_t end) {
+  heed::Context ctx(1);
+  const std::vector<int64_t> sizes = {1, T, H, K};
+  Array q(sizes, -1, 1, 11), k(sizes, -1, 1, 12), v(sizes, -1, 1, 13), d_o(sizes, -1, 1, 14);
+  const int32_t offsets[] = {0, 90, 90, 250, T};
+  heed::attention::Options options;
+  options.causal = true;
+  options.window.left = 70;
+  options.cu_seqlens_q = heed::ConstTensorView(offsets, DType::kI32, {5});
+  Array o(sizes), lse({1, H, T, 1}), dv(sizes);
+  const auto packed = [](Array& x, int64_t first, int64_t last) {
+    return TensorView(x.values.data(), DType::kF64, {T, H, K}).Slice(0, first, last);
+  };
+  const auto rows_of = [](Array& x, int64_t first, int64_t last) {
+    return TensorView(x.values.data(), DType::kF64, {H, T}).Slice(1, first, last);
+  };
+  const auto inputs = [&](int64_t first, int64_t last) {
+    return heed::attention::Inputs{packed(q, first, last), packed(k, first, last), packed(v, first, last)};
+  };
+  const heed::attention::Inputs whole = inputs(0, T), in = inputs(begin, end);
+  heed::attention::Forward(ctx, whole, options, {packed(o, 0, T), rows_of(lse, 0, T)});
+  heed::attention::Gradients gradients;
+  gradients.dv = packed(dv, 0, T);
+  heed::attention::Backward(
+      ctx, {whole.q, whole.k, whole.v, packed(o, 0, T), rows_of(lse, 0, T), packed(d_o, 0, T), {}}, options, gradients);
+  using enum distributed::Method;
+  for (const auto method : {kAuto, kAllGather, kRing}) {
+    Array mine(sizes), my_lse({1, H, T, 1}), my_dv(sizes);
+    const TensorView my_o = packed(mine, begin, end), my_rows = rows_of(my_lse, begin, end);
+    Forward(ctx, group, in, options, {my_o, my_rows}, {.method = method});
+    const double difference = Difference(mine, o, begin, end);
+    Expect(method == kRing ? difference < 1e-12 : difference == 0, "packed sequences", group.rank());
+    heed::attention::Gradients to;
+    to.dv = packed(my_dv, begin, end);
+    Backward(ctx, group, {in.q, in.k, in.v, my_o, my_rows, packed(d_o, begin, end), {}}, options, to,
+             {.method = method});
+    Expect(Difference(my_dv, dv, begin, end) < 1e-12, "gradients of packed sequences", group.rank());
+  }
+}
+
+// Each rank's cache has the keys of its tokens; the rows are the last tokens.
+void TestCaches(const distributed::Group& group, int64_t begin, int64_t end) {
+  constexpr int64_t kRows = 5;
+  heed::Context ctx(1);
+  Array q({B, kRows, H, K}, -1, 1, 15), k({B, T, H, K}, -1, 1, 16), v({B, T, H, K}, -1, 1, 17);
+  const auto append = [&](heed::KVCache& cache, int64_t first, int64_t last) {
+    const int64_t rows = std::clamp(T - kRows, first, last);
+    if (rows > first) cache.Append(k.Tokens(first, rows), v.Tokens(first, rows));
+    if (last > rows) cache.Append(k.Tokens(rows, last), v.Tokens(rows, last));
+  };
+  const heed::KVCache::Options sizes{.batch = B, .heads = H, .dim = K, .dtype = DType::kF64};
+  heed::KVCache whole(sizes), own(sizes);
+  append(whole, 0, T);
+  append(own, begin, end);
+  heed::attention::Options options;
+  options.causal = true;
+  Array expected({B, kRows, H, K}), o({B, kRows, H, K});
+  heed::attention::Attend(ctx, whole.view(), q.view(), options, {expected.view(), {}});
+  Attend(ctx, group, own.view(), q.view(), options, {o.view(), {}});
+  Expect(Difference(o, expected, 0, kRows) < 1e-13, "caches", group.rank());
+}
+
+// A message that moves while the rank does something else, of more bytes than one message of MPI may have.
+void TestStartedMessages(const distributed::Group& group) {
+  const distributed::Transport& t = group.transport();
+  const int to = (group.rank() + 1) % group.size(), from = (group.rank() + group.size() - 1) % group.size();
+  std::vector<int32_t> sent(2501, group.rank()), received(2501, -1), later(1, -1);
+  const int32_t last = 1000 + group.rank();
+  void* const first = t.start(t.self, sent.data(), 2501 * 4, to, received.data(), 2501 * 4, from);
+  void* const second = t.start(t.self, &last, 4, to, later.data(), 4, from);
+  void* const empty = t.start(t.self, nullptr, 0, to, nullptr, 0, from);
+  for (void* const started : {empty, second, first}) t.finish(t.self, started);
+  Expect(std::ranges::count(received, from) == 2501, "a started message", group.rank());
+  Expect(later[0] == 1000 + from, "messages arrive in the order of their starts", group.rank());
+}
+
 void TestErrors(const distributed::Group& group) {
   const distributed::Transport& t = group.transport();
   try {
@@ -156,6 +234,9 @@ int main(int argc, char** argv) {
       const int64_t begin = first_of(rank), end = first_of(rank + 1);
       TestMechanisms(group, begin, end);
       TestAttention(group, begin, end);
+      TestPackedSequences(group, begin, end);
+      TestCaches(group, begin, end);
+      TestStartedMessages(group);
       TestErrors(group);
     }
   } catch (const std::exception& error) {
