@@ -292,7 +292,7 @@ TEST_P(DividedStates, ReceiveWhatIsPredicted) {
         const std::string what = name + " " + Name(method) + " " + std::to_string(ranks) +
                                  (pass == Pass::kForward ? " forward" : " backward");
         const Traffic got = Most::Of(pass == Pass::kForward ? most.forward : most.backward);
-        const Traffic expected = StateTraffic(method, pass, bytes, kTokens, ranks, Caller::kCpp);
+        const Traffic expected = StateTraffic(method, pass, bytes, kTokens, ranks);
         ExpectPredicted(got, expected, what);
         // In a relay a rank receives one message beside the comparison, and waits for those of the ranks before it.
         EXPECT_EQ(got.messages, relay ? ranks : expected.messages) << what;

@@ -39,7 +39,6 @@ struct Memory {
 // Bytes of the states that summarise a segment of tokens (divided.h).
 struct StateBytes {
   double states = 0, transitions = 0, gradients = 0;
-  int64_t tensors = 0;  // number of states
 };
 
 // The work of a call that the processes of a group divide: the pairs of attention, or a sequence with states.

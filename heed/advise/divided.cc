@@ -210,7 +210,6 @@ StateBytes StateBytesOf(StateKind kind, std::span<const OutputSpec> outputs) {
     double own = SizeIn(spec.dtype);
     for (const int64_t size : spec.sizes) own *= static_cast<double>(size);
     bytes.states += own;
-    ++bytes.tensors;
     const bool maximum = spec.name == "state_m";
     if (!maximum) bytes.gradients += own;
     if (maximum || (!relative && kind == StateKind::kElementwise && spec.name != "state_z")) {
@@ -223,16 +222,12 @@ StateBytes StateBytesOf(StateKind kind, std::span<const OutputSpec> outputs) {
   return bytes;
 }
 
-Traffic StateTraffic(DividedMethod method, Pass pass, const StateBytes& states, int64_t tokens, int64_t ranks,
-                     Caller caller) {
+Traffic StateTraffic(DividedMethod method, Pass pass, const StateBytes& states, int64_t tokens, int64_t ranks) {
   if (ranks == 1) return {};
-  const double others = static_cast<double>(ranks - 1);
+  const double others = static_cast<double>(ranks - 1), agreements = others;  // both passes compare their calls
   const bool forward = pass == Pass::kForward;
-  const double agreements = forward || caller == Caller::kCpp ? others : 0;
   if (method == DividedMethod::kRelay) {
-    // heed.torch sends each state alone.
-    const double each = caller == Caller::kPyTorch ? static_cast<double>(states.tensors) : 1;
-    return {forward ? states.states : states.gradients, agreements + others * each, others};
+    return {forward ? states.states : states.gradients, agreements + others, others};
   }
   const Segments segments(tokens, ranks);
   if (segments.all <= 1) return {0, agreements};

@@ -71,18 +71,17 @@ enum class StateKind { kDecays, kDelta, kElementwise };
 // call; names that do not begin with "state" are not read.
 StateBytes StateBytesOf(StateKind kind, std::span<const OutputSpec> outputs);
 
-// Mechanisms with states. Sources: heed/torch/_sequence.py and heed/distributed/sequence.cc. A sequence is cut at
-// multiples of kSegmentTokens and between ranks; m is the most segments of a rank.
+// Mechanisms with states. Source: heed/distributed/sequence.cc. A sequence is cut at multiples of kSegmentTokens and
+// between ranks; m is the most segments of a rank.
 //
 //              forward                            backward
 //   composed   (R - 1) m (states + transitions)   (R - 1) m gradients
 //   relay      states, R - 1 times in sequence    gradients, likewise
 //
-// Nothing is sent of a sequence that is one segment. The states that C++ computes are assumed to be kept
-// (SequenceStates).
+// Nothing is sent of a sequence that is one segment. States are assumed to be kept (SequenceStates), as in
+// heed.torch.
 inline constexpr int64_t kSegmentTokens = 4096;
-Traffic StateTraffic(DividedMethod method, Pass pass, const StateBytes& states, int64_t tokens, int64_t ranks,
-                     Caller caller = Caller::kPyTorch);
+Traffic StateTraffic(DividedMethod method, Pass pass, const StateBytes& states, int64_t tokens, int64_t ranks);
 
 // The share of the work of one process that the rank with most of it does.
 //

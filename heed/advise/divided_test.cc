@@ -77,7 +77,7 @@ TEST(DividedTest, MessagesAndBytesTakeTime) {
   // The comparison of calls, k and v.
   EXPECT_EQ(AttentionTraffic(Method::kAllGather, Pass::kForward, kSizes, DType::kF32, 4).messages, 9);
   // Each rank waits for the one before it.
-  const StateBytes states = {.states = 100, .transitions = 0, .gradients = 100, .tensors = 1};
+  const StateBytes states = {.states = 100, .transitions = 0, .gradients = 100};
   const Traffic relay = StateTraffic(Method::kRelay, Pass::kForward, states, 8192, 4);
   EXPECT_EQ(relay.bytes, 100);
   EXPECT_EQ(relay.hops, 3);
@@ -139,7 +139,7 @@ TEST(DividedTest, ComposedSummariesTakeTwiceTheWorkUnlessThereIsOneSegment) {
   EXPECT_DOUBLE_EQ(WorkShare(Method::kComposed, {}, 65536, 8), 0.25);
   EXPECT_DOUBLE_EQ(WorkShare(Method::kRelay, {}, 65536, 8), 1);
   EXPECT_DOUBLE_EQ(WorkShare(Method::kComposed, {}, 1, 2), 1);  // one rank has the only token
-  EXPECT_EQ(StateTraffic(Method::kComposed, Pass::kForward, {100, 100, 100, 1}, 1, 2).bytes, 0);
+  EXPECT_EQ(StateTraffic(Method::kComposed, Pass::kForward, {100, 100, 100}, 1, 2).bytes, 0);
 }
 
 TEST(DividedTest, MethodsAreThoseOfHeedTorch) {

@@ -98,10 +98,6 @@ std::string SequencePlan::Describe(const Context& ctx, bool backward) {
     const ConstTensorView& t = At(in_.tensors, i);
     const char* const name = table.tensors[i].name;
     CheckOnCpu(op_, name, t);
-    if (axes_[i] >= 0 && t.size(axes_[i]) != tokens_) {
-      Refuse(op_, name, "has shape " + t.ShapeString(),
-             std::to_string(tokens_) + " tokens as in " + table.tensors[0].name);
-    }
     if (!t.present()) continue;
     text +=
         (text.back() == '(' ? "" : ", ") + Described(name, t, axes_[i] < 0 ? std::nullopt : std::optional(axes_[i]));
@@ -141,6 +137,12 @@ std::string SequencePlan::Describe(const Context& ctx, bool backward) {
   } else {
     of_.forward(one, {tensors, in_.initial}, numbers.views, {Tokens(out_.o, o_axis_, 0, 0)});
   }
+  for (size_t i = 0; i < table.tensors.size(); ++i) {
+    const ConstTensorView& t = At(in_.tensors, i);
+    if (axes_[i] < 0 || t.size(axes_[i]) == tokens_) continue;
+    Refuse(op_, table.tensors[i].name, "has shape " + t.ShapeString(),
+           std::to_string(tokens_) + " tokens as in " + table.tensors[0].name);
+  }
   if (o.size(o_axis_) != tokens_) {
     Refuse(op_, o_name, "has shape " + o.ShapeString(), std::to_string(tokens_) + " tokens");
   }
@@ -175,6 +177,7 @@ std::string SequencePlan::Describe(const Context& ctx, bool backward) {
   }
   CheckApart(op_, inputs, outputs);
   text += of_.options + ", segment=" + (relay_ ? "none" : std::to_string(options_.segment));
+  if (!options_.note.empty()) text += ", " + options_.note;
   text += std::string(options_.states == nullptr ? "" : ", states kept") + ") heed " + HEED_VERSION;
   return text;
 }

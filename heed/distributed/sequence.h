@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "heed/core/context.h"
 #include "heed/core/export.h"
@@ -41,6 +42,7 @@ struct SequenceOptions {
   // states then have the bits of one process. h3 is always relayed.
   bool relay = false;
   SequenceStates* states = nullptr;  // written by Forward, read by Backward; on all ranks or on none
+  std::string note = {};             // a part of the call that ranks compare too
 };
 
 // <name>::Forward and <name>::Backward of the whole sequence.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -165,12 +166,16 @@ class Processes {
 
 nb::object RunForward(const Bound& b, PyObject* args, PyObject* kwargs) {
   PythonCall call(b);
-  Read<PythonCall>(b.name, b.forward_keywords, b.num_positional, args, kwargs, call);
-  CheckRequired(b.name, call);
-  Warn(b.name, call);
-  const nb::object o = OutputOf(b.name, call);
-  nb::object state;
-  if (call.return_state) state = NewStates(b.name, call, false);
+  nb::object o, state;
+  ReadInGroup(
+      [&] {
+        Read<PythonCall>(b.name, b.forward_keywords, b.num_positional, args, kwargs, call);
+        CheckRequired(b.name, call);
+        Warn(b.name, call);
+        o = OutputOf(b.name, call);
+        if (call.return_state) state = NewStates(b.name, call, false);
+      },
+      b.name, kwargs);
   Context& ctx = ThreadContext(call.num_threads);
   const Processes processes(b.name, call);
   Compute(b.name, [&] { b.passes->Forward(ctx, call); });
@@ -181,9 +186,13 @@ nb::object RunForward(const Bound& b, PyObject* args, PyObject* kwargs) {
 nb::object RunBackward(const Bound& b, PyObject* args, PyObject* kwargs) {
   const char* op = b.op_backward.c_str();
   PythonCall call(b);
-  Read<PythonCall>(op, b.backward_keywords, b.num_positional + (b.dstate_by_place ? 2 : 1), args, kwargs, call);
-  if (!call.d_o.present()) FailMissing(op, "do");
-  CheckRequired(op, call);
+  ReadInGroup(
+      [&] {
+        Read<PythonCall>(op, b.backward_keywords, b.num_positional + (b.dstate_by_place ? 2 : 1), args, kwargs, call);
+        if (!call.d_o.present()) FailMissing(op, "do");
+        CheckRequired(op, call);
+      },
+      op, kwargs);
   call.gradients.resize(b.tensors.size());
   nb::list results;
   for (size_t i = 0; i < b.tensors.size(); ++i) {
@@ -245,21 +254,53 @@ void RunTorchBackward(const Bound& b, PyObject* args) {
   ComputeForTorch(b.name, [&] { b.passes->Backward(ctx, call); });
 }
 
-void RunTorchSummarize(const Bound& b, PyObject* args) {
-  PythonCall call(b);
-  call.arrays.AllowTorch();
-  Read<PythonCall>(b.name, b.summary_keywords, b.summary_keywords.size(), args, nullptr, call);
-  Context& ctx = TorchContext(call.num_threads, call.in[0].device());
-  ComputeForTorch(b.name, [&] { b.passes->Summarize(ctx, call); });
+// Reads the arguments of a call of a group: communicator, relay, segment, what ranks compare beside the call, and from
+// `begin` on those of the operator.
+struct CallInGroup {
+  CallInGroup(const Bound& b, const Bound::Keywords& keywords, const nb::args& args, Py_ssize_t begin)
+      : call(b), processes(b.name, First(args)) {
+    const auto rest = nb::steal<nb::tuple>(PyTuple_GetSlice(args.ptr(), begin, static_cast<Py_ssize_t>(args.size())));
+    call.arrays.AllowTorch();
+    call.arrays.AllowDevices();  // the library refuses them, on every rank
+    ReadInGroup(
+        [&] {
+          Read<PythonCall>(b.name, keywords, keywords.size(), rest.ptr(), nullptr, call);
+          if (!call.d_o.present()) Warn(b.name, call);
+        },
+        *call.group);
+  }
+  PythonCall call;
+
+ private:
+  PythonCall& First(const nb::args& args) {
+    call.comm = args[0];
+    call.sequence.relay = nb::cast<bool>(args[1]);
+    call.segment = nb::cast<int64_t>(args[2]);
+    call.sequence.note = nb::cast<std::string>(args[3]);
+    return call;
+  }
+  Processes processes;
+};
+
+using distributed::SequenceStates;
+
+nb::capsule RunTorchInGroup(const Bound& b, const nb::args& args) {
+  CallInGroup in_group(b, b.torch_keywords, args, 4);
+  PythonCall& call = in_group.call;
+  auto states = std::make_unique<SequenceStates>();
+  call.sequence.states = states.get();
+  Context& ctx = TorchContext(call.num_threads);
+  ComputeForTorch(b.name, [&] { b.passes->Forward(ctx, call); });
+  return nb::capsule(states.release(), [](void* x) noexcept { delete static_cast<SequenceStates*>(x); });
 }
 
-// Runs a function of summaries, whose arguments are lists of states and transitions, one after the other.
-template <void (Passes::*kFunction)(const Call&) const>
-void RunTorchOnStates(const Bound& b, PyObject* args) {
-  PythonCall call(b);
-  call.arrays.AllowTorch();
-  Read<PythonCall>(b.name, b.list_keywords, b.list_keywords.size(), args, nullptr, call);
-  ComputeForTorch(b.name, [&] { (*b.passes.*kFunction)(call); });
+// After the group's arguments is the result of RunTorchInGroup.
+void RunTorchBackwardInGroup(const Bound& b, const nb::args& args) {
+  CallInGroup in_group(b, b.torch_backward_keywords, args, 5);
+  PythonCall& call = in_group.call;
+  call.sequence.states = static_cast<SequenceStates*>(nb::cast<nb::capsule>(args[4]).data());
+  Context& ctx = TorchContext(call.num_threads);
+  ComputeForTorch(b.name, [&] { b.passes->Backward(ctx, call); });
 }
 
 // Runs a step on tensors of a device, with an `out` that PyTorch has allocated.
@@ -325,7 +366,6 @@ nb::dict DescriptionOf(const Bound& b) {
   description["output_axes"] = b.output_axes;
   description["as_it_lies"] = b.output_tensor().reading == Parameter::kInPlace;
   description["states"] = states;
-  description["delta"] = b.delta;
   description["states_together"] = b.states_together;
   description["state_type"] = b.state.is_valid() ? b.state : nb::none();
   description["features"] = b.features ? nb::cpp_function(b.features) : nb::none();
@@ -379,14 +419,10 @@ void Bind(nb::module_& m, const Binding& binding) {
         nb::sig(b->step_signature.c_str()), b->step_text.c_str());
     m.def(("_torch_" + b->op_step).c_str(),
           [b](const nb::args& args, const nb::kwargs& kwargs) { RunTorchStep(*b, args.ptr(), kwargs.ptr()); });
-    const std::string of_torch = "_torch_" + std::string(b->name);
-    m.def((of_torch + "_summarize").c_str(), [b](const nb::args& args) { RunTorchSummarize(*b, args.ptr()); });
-    m.def((of_torch + "_compose").c_str(),
-          [b](const nb::args& args) { RunTorchOnStates<&Passes::Compose>(*b, args.ptr()); });
-    m.def((of_torch + "_apply").c_str(),
-          [b](const nb::args& args) { RunTorchOnStates<&Passes::Apply>(*b, args.ptr()); });
-    m.def((of_torch + "_apply_backward").c_str(),
-          [b](const nb::args& args) { RunTorchOnStates<&Passes::ApplyBackward>(*b, args.ptr()); });
+    m.def(("_torch_" + std::string(b->name) + "_in_group").c_str(),
+          [b](const nb::args& args) { return RunTorchInGroup(*b, args); });
+    m.def(("_torch_" + b->op_backward + "_in_group").c_str(),
+          [b](const nb::args& args) { RunTorchBackwardInGroup(*b, args); });
   }
   m.def(("_torch_" + std::string(b->name)).c_str(), [b](const nb::args& args) { RunTorch(*b, args.ptr()); });
   m.def(("_torch_" + b->op_backward).c_str(), [b](const nb::args& args) { RunTorchBackward(*b, args.ptr()); });

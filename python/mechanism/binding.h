@@ -5,7 +5,6 @@
 
 #include <nanobind/nanobind.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -94,9 +93,7 @@ struct Call {
   ConstTensorView d_o;
   TensorView o;
   std::vector<TensorView> gradients;
-  std::vector<TensorView> states;                     // final ones, those of a step, or gradients of initial ones
-  std::vector<TensorView> transitions;                // of a segment's summary
-  std::array<std::vector<TensorView>, 6> lists = {};  // of states or transitions, for functions of summaries
+  std::vector<TensorView> states;  // final ones, those of a step, or gradients of initial ones
   std::optional<double> scale;
   ConstTensorView lengths, starts, cu_seqlens;
   bool reverse = false;
@@ -114,11 +111,6 @@ struct Passes {
   virtual void Forward(Context& ctx, const Call& call) const = 0;
   virtual void Backward(Context& ctx, const Call& call) const = 0;
   virtual void Step(Context& ctx, const Call& call) const = 0;
-  // Segments of tokens; lists are in the order of the functions' arguments, a summary being two.
-  virtual void Summarize(Context& ctx, const Call& call) const = 0;
-  virtual void Compose(const Call& call) const = 0;
-  virtual void Apply(const Call& call) const = 0;
-  virtual void ApplyBackward(const Call& call) const = 0;
   virtual Explanation Explain(const Context& ctx, const Call& call) const = 0;
 };
 
@@ -137,7 +129,6 @@ struct Binding {
   std::vector<StateParameter> states = {};
   bool states_together = false;                   // all of them are given, or none
   std::string output = "";                        // the tensor that o has the shape of; empty: the first
-  bool delta = false;                             // a segment multiplies the state with a matrix
   std::string output_axes = "";                   // axes of o; empty: all of that tensor's
   std::function<int64_t(int64_t)> features = {};  // the size of axis F, from that of K
 
@@ -182,16 +173,6 @@ class Adapter final : public Passes {
   void Step(Context& ctx, const Call& call) const override {
     f_.Step(ctx, ArgumentsOf(call), OptionsOf(call), {call.o, call.states});
   }
-  void Summarize(Context& ctx, const Call& call) const override {
-    f_.summarize(ctx, Of::InputsOf(ArgumentsOf(call)), OptionsOf(call), Of::SummaryOf({call.states, call.transitions}));
-  }
-  void Compose(const Call& call) const override {
-    f_.compose(SummaryAt(call, 0), SummaryAt(call, 2), SummaryAt(call, 4));
-  }
-  void Apply(const Call& call) const override { f_.apply(SummaryAt(call, 0), StateAt(call, 2), StateAt(call, 3)); }
-  void ApplyBackward(const Call& call) const override {
-    f_.apply_backward(SummaryAt(call, 0), StateAt(call, 2), StateAt(call, 3), StateAt(call, 4));
-  }
   Explanation Explain(const Context& ctx, const Call& call) const override {
     const auto in = Of::InputsOf(ArgumentsOf(call));
     return f_.explain(ctx, in, OptionsOf(call));
@@ -202,8 +183,6 @@ class Adapter final : public Passes {
       Context& ctx, const distributed::Group& group, const typename Structs::Inputs& in, const Options& options,
       const typename Structs::Outputs& out) { distributed::Forward(ctx, group, in, options, out); };
 
-  static auto SummaryAt(const Call& call, size_t i) { return Of::SummaryOf({call.lists[i], call.lists[i + 1]}); }
-  static auto StateAt(const Call& call, size_t i) { return Of::OutputsOf({{}, call.lists[i]}).final; }
   static mechanism::Arguments ArgumentsOf(const Call& call) { return {call.in, call.initial, call.d_o, call.d_final}; }
   Options OptionsOf(const Call& call) const {
     Options options = own_(call.settings);

@@ -54,8 +54,6 @@ struct Bound : Binding {
   Keywords forward_keywords, backward_keywords, step_keywords;
   // Arguments of PyTorch's operators: [output gradients,] inputs, settings, options, results.
   Keywords torch_keywords, torch_backward_keywords;
-  // The arguments of a forward pass without o, and the transitions; and six lists of states or transitions.
-  Keywords summary_keywords, list_keywords;
   size_t num_positional = 0;     // tensors accepted by position
   size_t num_required = 0;       // up to the last required one
   size_t state_place = 0;        // among the inputs of a step

@@ -62,17 +62,6 @@ void WriteState(PythonCall& call, const Argument& a) {
   call.states[a.index] = call.arrays.Write(a, Kind::kFloat);
 }
 
-void WriteTransition(PythonCall& call, const Argument& a) {
-  call.transitions.resize(call.bound.states.size());
-  call.transitions[a.index] = call.arrays.Write(a, Kind::kFloat);
-}
-void ReadListOfStates(PythonCall& call, const Argument& a) {
-  const size_t count = call.bound.states.size();
-  std::vector<TensorView>& list = call.lists[a.index / count];
-  list.resize(count);
-  list[a.index % count] = call.arrays.Write(a, Kind::kFloat);
-}
-
 std::string ExpectedStates(const Bound& b) {
   std::string text = b.states_together ? "" : "an array";
   if (b.states.size() == 1) return text;
@@ -226,7 +215,7 @@ AxisPlace Bound::PlaceOfAxis(std::string_view axis) const {
 }
 
 void Bound::ListKeywords() {
-  Keywords by_place, own, of_tokens, initial, d_final, final, transitions, gradients_of_inputs, gradients_of_states;
+  Keywords by_place, own, of_tokens, initial, d_final, final, gradients_of_inputs, gradients_of_states;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const char* const tensor = tensors[i].name.c_str();
     (tensors[i].keyword ? own : by_place).push_back({tensor, tensors[i].optional, &ReadTensor, i});
@@ -248,7 +237,6 @@ void Bound::ListKeywords() {
     const auto named = [&](const char* what) { return names_.emplace_back(what + part).c_str(); };
     initial.push_back({named("initial_state"), true, &ReadState<&Call::initial>, i});
     final.push_back({named("final_state"), true, &WriteState, i});
-    transitions.push_back({named("transition"), true, &WriteTransition, i});
     if (!states[i].has_gradient) continue;
     d_final.push_back({named("the gradient of the state"), true, &ReadState<&Call::d_final>, i});
     gradients_of_states.push_back({named("dinitial_state"), true, &WriteState, i});
@@ -277,10 +265,7 @@ void Bound::ListKeywords() {
   if (has_state()) torch_keywords.push_back(kSegment);
   const Keyword d_o_of_torch = {"the gradient of o", false, &ReadGradientOfO};
   Append(torch_backward_keywords, d_o_of_torch, d_final, torch_keywords, gradients_of_inputs, gradients_of_states);
-  Append(summary_keywords, torch_keywords, final, transitions);
   Append(torch_keywords, kOut, final);
-  for (size_t i = 0; i < std::tuple_size_v<decltype(Call::lists)> * states.size(); ++i)
-    list_keywords.push_back({"state", true, &ReadListOfStates, i});
 }
 
 }  // namespace heed::binding

@@ -20,7 +20,6 @@ void Describe(const Definition& definition, binding::Binding& binding) {
   const binding::AxisNames names = {{'G', "HV"}, {'N', "n"}, {'F', features}};
   binding.has_direction = definition.has_direction;
   binding.output = definition.value().name;
-  binding.delta = definition.delta() != recurrence::Delta::kNone;
   binding.output_axes = binding::SpelledAxes(definition.o_axes(), names);
   binding.tensors = binding::ParametersOf(definition.table.tensors, names);
   for (size_t i = 0; i < binding.tensors.size(); ++i) {

@@ -140,6 +140,20 @@ def test_every_rank_raises_where_calls_differ():
         assert str(result).startswith("gla: rank 1 calls gla")
 
 
+@pytest.mark.parametrize("wrong", [{"q": np.zeros(3)}, {"q": np.zeros((1, 10, 2, 8), int)}, {"scale": "1"},
+                                   {"initial": 3}, {"v": None}, {"out": np.zeros(1)}, {"threads": 0}])
+def test_what_one_rank_refuses_the_others_are_told(wrong):
+    """Arguments that never reach the comparison of calls: a wrong type, an unknown keyword, a missing array."""
+    values = dict(zip(("q", "k", "v", "log_decay"), arrays()))
+
+    for name in ("gla", "attention"):
+        own = {key: x for key, x in values.items() if name == "gla" or key != "log_decay"}
+        first, second = run(2, lambda comm: getattr(heed, name)(**own | (wrong if comm.rank else {}), comm=comm))
+        assert isinstance(second, (heed.InvalidArgument, TypeError)), second
+        assert isinstance(first, heed.InvalidArgument), first
+        assert str(first).startswith(f"{name}: rank 1 refused its arguments: {name}"), first
+
+
 def test_the_errors_of_a_communicator_are_raised():
     class Broken(Comm):
         def Allgather(self, sent, received):

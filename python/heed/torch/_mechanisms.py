@@ -76,10 +76,12 @@ class _Mechanism:
         self.states = [_State(i, *state) for i, state in enumerate(description["states"])]
         self.has_exponent = any(not state.has_gradient for state in self.states)
         self.always = not any(state.setting for state in self.states) and "causal" not in self.settings
-        self.is_delta = description["delta"]
         self.states_together, self.state_type = description["states_together"], description["state_type"]
         self.forward_kernel = getattr(_core, f"_torch_{name}")
         self.backward_kernel = getattr(_core, f"_torch_{name}_backward")
+        if self.states:
+            self.in_group = getattr(_core, f"_torch_{name}_in_group")
+            self.backward_in_group = getattr(_core, f"_torch_{name}_backward_in_group")
 
         # {keyword: (type, default)} in the order of operators, which take each state by itself.
         options = {key: (_TYPES[type(x)], x) for key, x in self.settings.items()}
@@ -94,6 +96,7 @@ class _Mechanism:
         self.defaults = (*(None for _ in self.inputs), *(_default(value) for _, value in options.values()))
         self.names = arguments = (*self.inputs, *options)
         self.bounds = arguments.index("cu_seqlens")
+        self.first_state = arguments.index("initial_state") if self.states else len(arguments)
         differentiable = [state for state in self.states if state.has_gradient]
         self.differentiable = (
             *(i for i, x in enumerate(self.inputs) if x not in description["masks"]),

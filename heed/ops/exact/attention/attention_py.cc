@@ -32,14 +32,18 @@ DType LseDType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType:
 
 nb::object Attention(const nb::args& args, const nb::kwargs& kwargs) {
   Call call;
-  ReadCall(kOp, args.ptr(), kwargs.ptr(), call);
-  CheckForResults(kOp, call);
-  WarnOfHeadsBeforeTokens(kOp, call.in.q, call.in.k, call.in.v);
+  const Results results = ReadInGroup(
+      [&] {
+        ReadCall(kOp, args.ptr(), kwargs.ptr(), call);
+        CheckForResults(kOp, call);
+        WarnOfHeadsBeforeTokens(kOp, call.in.q, call.in.k, call.in.v);
+        return NewResults(kOp, call, call.in.q, call.in.v.size(call.in.v.rank() - 1));
+      },
+      kOp, kwargs.ptr());
   if (call.options.dropout > 0 && !call.seed_given) {
     call.options.seed = FreshSeed();
     call.divided.seed_of_first = true;  // all ranks drop the same pairs
   }
-  const Results results = NewResults(kOp, call, call.in.q, call.in.v.size(call.in.v.rank() - 1));
   Context& ctx = ThreadContext(call.num_threads);
   Compute(kOp, [&] {
     if (!call.communicator) return Forward(ctx, call.in, call.options, results.views);

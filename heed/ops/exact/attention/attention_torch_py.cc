@@ -71,9 +71,9 @@ nb::capsule AttentionInGroup(const nb::args& args) {
   const nb::tuple rest = ReadGroup(args, 5, call);
   auto received = std::make_unique<distributed::AttentionReceived>();
   call.divided.received = received.get();
-  ReadTorchCall(kOp, rest.ptr(), call);
+  ReadInGroup([&] { ReadTorchCall(kOp, rest.ptr(), call); }, call.communicator->group());
   const Outputs out = {call.out_view, call.out_lse};
-  Context& ctx = TorchContext(call.num_threads, call.in.q.device());
+  Context& ctx = TorchContext(call.num_threads);
   ComputeForTorch(
       kOp, [&] { distributed::Forward(ctx, call.communicator->group(), call.in, call.options, out, call.divided); });
   return nb::capsule(received.release(),

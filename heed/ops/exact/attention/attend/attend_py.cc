@@ -122,8 +122,12 @@ nb::object AttendOn(const CacheOwner& cache, const nb::args& args, const nb::kwa
   const std::string name = cache.Op("attend");
   const char* const op = name.c_str();
   Call call;
-  ReadArguments(op, cache, false, args.ptr(), kwargs.ptr(), call);
-  const Results results = NewResults(op, call, call.in.q, cache.value_dim);
+  const Results results = ReadInGroup(
+      [&] {
+        ReadArguments(op, cache, false, args.ptr(), kwargs.ptr(), call);
+        return NewResults(op, call, call.in.q, cache.value_dim);
+      },
+      op, kwargs.ptr());
   Run(op, ThreadContext(call.num_threads), cache, call, results.views);
   return results.Returned();
 }
@@ -131,7 +135,8 @@ nb::object AttendOn(const CacheOwner& cache, const nb::args& args, const nb::kwa
 void AttendOnTorch(const CacheOwner& cache, const nb::args& args, const nb::kwargs& kwargs) {
   const std::string op = cache.Op("attend");
   Call call;
-  ReadArguments(op.c_str(), cache, true, args.ptr(), kwargs.ptr(), call);
+  ReadInGroup([&] { ReadArguments(op.c_str(), cache, true, args.ptr(), kwargs.ptr(), call); }, op.c_str(),
+              kwargs.ptr());
   Run(op.c_str(), TorchContext(call.num_threads), cache, call, {call.out_view, call.out_lse});
 }
 

@@ -50,18 +50,22 @@ constexpr char kBackwardSignature[] =
 
 nb::object AttentionBackward(const nb::object& type, const nb::args& args, const nb::kwargs& kwargs) {
   Call call;
-  ReadBackwardCall(kOp, args.ptr(), kwargs.ptr(), call);
-  if (!call.d_o.present()) FailMissing(kOp, "do");
-  CheckForResults(kOp, call);
-  if (!call.o.present()) FailMissing(kOp, "o");
-  if (!call.lse.present()) FailMissing(kOp, "lse");
-  if (call.options.dropout > 0 && !call.seed_given) {
-    Fail(kOp, "seed", "is None", "that of the forward pass, whose pairs are dropped again");
-  }
   const Options& options = call.options;
-  if (call.need_dbias && !options.bias.present()) {
-    Fail(kOp, "need_dbias", "is True without a bias", "bias with it");
-  }
+  ReadInGroup(
+      [&] {
+        ReadBackwardCall(kOp, args.ptr(), kwargs.ptr(), call);
+        if (!call.d_o.present()) FailMissing(kOp, "do");
+        CheckForResults(kOp, call);
+        if (!call.o.present()) FailMissing(kOp, "o");
+        if (!call.lse.present()) FailMissing(kOp, "lse");
+        if (options.dropout > 0 && !call.seed_given) {
+          Fail(kOp, "seed", "is None", "that of the forward pass, whose pairs are dropped again");
+        }
+        if (call.need_dbias && !options.bias.present()) {
+          Fail(kOp, "need_dbias", "is True without a bias", "bias with it");
+        }
+      },
+      kOp, kwargs.ptr());
 
   Gradients out;
   nb::list gradients;
