@@ -25,6 +25,8 @@
 #include "heed/ops/delta/gated_delta_rule/gated_delta_rule_internal.h"
 #include "heed/ops/delta/gdn2/gdn2_internal.h"
 #include "heed/ops/delta/kda/kda_internal.h"
+#include "heed/ops/delta/precond_delta_rule/precond_delta_rule_internal.h"
+#include "heed/ops/delta/precond_kda/precond_kda_internal.h"
 #include "heed/ops/delta/rwkv7/rwkv7_internal.h"
 #include "heed/ops/gated/gla/gla_internal.h"
 #include "heed/ops/gated/hgrn/hgrn_internal.h"
@@ -133,7 +135,8 @@ void FlipTable(Flips<Definition>& flips, mechanism::Table& table, std::initializ
 std::vector<Flip<recurrent::Definition>> FlipsOf(recurrent::Definition d) {
   using recurrence::Feature;
   Flips<recurrent::Definition> flips(d);
-  auto& [table, root_scale, feature, key_feature, feature_eps, causal, has_direction, normalize, eps, surroundings] = d;
+  auto& [table, root_scale, feature, key_feature, feature_eps, causal, has_direction, normalize, eps, surroundings,
+         bound] = d;
   FlipTable(flips, table, {"BGFV", "BGVF"});
   const std::vector<Feature> features = {
       Feature::kIdentity,  Feature::kElu1,      Feature::kRelu,   Feature::kReluSquared,
@@ -151,6 +154,7 @@ std::vector<Flip<recurrent::Definition>> FlipsOf(recurrent::Definition d) {
   flips.Not("normalize", normalize);
   flips.More("eps", eps);
   flips.More("feature_eps", feature_eps);
+  flips.More("bound", bound);
   return flips.list;
 }
 
@@ -294,6 +298,8 @@ std::vector<Subject<recurrent::Definition>> Recurrences() {
           HEED_SUBJECT(Recurrence, comba, comba::Options(), ""),
           HEED_SUBJECT(Recurrence, delta_product, delta_product::Options(), ""),
           HEED_SUBJECT(Recurrence, kda, kda::Options(), ""),
+          HEED_SUBJECT(Recurrence, precond_delta_rule, precond_delta_rule::Options(), ""),
+          HEED_SUBJECT(Recurrence, precond_kda, precond_kda::Options(), ""),
           HEED_SUBJECT(Recurrence, rwkv7, rwkv7::Options(), ""),
           HEED_SUBJECT(Recurrence, based, based::Options(), ""),
           HEED_SUBJECT(Recurrence, linear_attention, linear_attention::Options(), ""),
@@ -359,11 +365,13 @@ struct Exception {
   bool takes_away = false;
 };
 
-#define HEED_DELTA_RULES "(comba|delta_product|delta_rule|gated_delta_rule|gdn2|kda|rwkv7)"
+#define HEED_DELTA_RULES \
+  "(comba|delta_product|delta_rule|gated_delta_rule|gdn2|kda|precond_delta_rule|precond_kda|rwkv7)"
 
 constexpr Exception kOfRecurrences[] = {
     {"(?!performer feature_eps).* feature_eps=1", "random exponentials alone have it, where queries see all keys"},
-    {"(?!based|mlstm|linear_attention (eps|softmax)).* eps=1",
+    {"(?!precond_).* bound=1", "no keys are preconditioned"},
+    {"(?!based|mlstm|precond_|linear_attention (eps|softmax)).* eps=1",
      "there is no denominator, or that of random features, to which nothing is added"},
     {HEED_DELTA_RULES " (feature=[1-57]|key_feature=[1-9])", "delta rules take queries and keys as they are"},
     {"hgrn2 key_feature=[1-9]", "keys are complements of decays"},

@@ -59,7 +59,13 @@ struct Call {
     const auto shape_of = [&](StateTensor::Role role) -> Shape {
       return ShapeOf(std::ranges::find(d.table.states, role, &StateTensor::role)->axes, axes_of);
     };
-    if (has_z()) inputs.push_back({"initial_z", fill(shape_of(StateTensor::kNormaliser), state)});
+    if (has_z()) {
+      const Buffer z = fill(shape_of(role_of_z()), state);
+      if (role_of_z() == StateTensor::kCurvature) {  // a sum of squares
+        ForEach(z, [&](const Shape& at) { SetElement(z.view(), at, std::abs(GetElement(z.view(), at))); });
+      }
+      inputs.push_back({"initial_z", z});
+    }
     if (d.causal) inputs.push_back({"initial_state", fill(shape_of(StateTensor::kState), state)});
     d_o = fill(v, dtype);
     o = Buffer(dtype, v);
@@ -68,8 +74,8 @@ struct Call {
       final = Buffer(state, shape_of(StateTensor::kState));
     }
     if (has_z()) {
-      d_z = fill(shape_of(StateTensor::kNormaliser), state);
-      final_z = Buffer(state, shape_of(StateTensor::kNormaliser));
+      d_z = fill(shape_of(role_of_z()), state);
+      final_z = Buffer(state, shape_of(role_of_z()));
     }
     if (has_m()) {
       initial_m = fill(shape_of(StateTensor::kMaximum), state);
@@ -104,7 +110,7 @@ struct Call {
     for (size_t i = 0; i < in.table.tensors.size(); ++i) in.tensors.push_back(inputs[i].second.view());
     in.d_o = d_o.view();
     for (const StateTensor& state : StatesOf(m->definition)) {
-      const bool is_z = state.role == StateTensor::kNormaliser, is_m = state.role == StateTensor::kMaximum;
+      const bool is_z = state.role == role_of_z(), is_m = state.role == StateTensor::kMaximum;
       in.initial.push_back((is_m ? initial_m : Input(is_z ? "initial_z" : "initial_state")).view());
       in.d_final.push_back(is_m ? TensorView() : (is_z ? d_z : d_state).view());
     }
@@ -114,7 +120,7 @@ struct Call {
     CallResults out;
     for (size_t i = 0; i < m->definition.table.tensors.size(); ++i) out.gradients.push_back(gradients[i].view());
     for (const StateTensor& state : StatesOf(m->definition)) {
-      const bool is_z = state.role == StateTensor::kNormaliser, is_m = state.role == StateTensor::kMaximum;
+      const bool is_z = state.role == role_of_z(), is_m = state.role == StateTensor::kMaximum;
       out.states.push_back(is_m ? TensorView() : gradients[gradients.size() - (is_z ? 2 : 1)].view());
     }
     return out;
@@ -122,13 +128,17 @@ struct Call {
   std::vector<TensorView> FinalViews() const {
     std::vector<TensorView> views;
     for (const StateTensor& state : StatesOf(m->definition)) {
-      const bool is_z = state.role == StateTensor::kNormaliser, is_m = state.role == StateTensor::kMaximum;
+      const bool is_z = state.role == role_of_z(), is_m = state.role == StateTensor::kMaximum;
       views.push_back((is_m ? final_m : is_z ? final_z : final).view());
     }
     return views;
   }
   CallResults ResultViews() const { return {o.view(), FinalViews(), {}}; }
-  bool has_z() const { return HasState(m->definition, StateTensor::kNormaliser); }
+  // z is the state beside S: a normaliser, or A of preconditioned keys.
+  StateTensor::Role role_of_z() const {
+    return m->definition.preconditions() ? StateTensor::kCurvature : StateTensor::kNormaliser;
+  }
+  bool has_z() const { return HasState(m->definition, role_of_z()); }
   bool has_m() const { return HasState(m->definition, StateTensor::kMaximum); }
   const char* query_name() const { return m->definition.query().name; }
   const char* value_name() const { return m->definition.value().name; }

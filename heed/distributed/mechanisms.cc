@@ -12,6 +12,8 @@
 #include "heed/ops/delta/gated_delta_rule/gated_delta_rule_internal.h"
 #include "heed/ops/delta/gdn2/gdn2_internal.h"
 #include "heed/ops/delta/kda/kda_internal.h"
+#include "heed/ops/delta/precond_delta_rule/precond_delta_rule_internal.h"
+#include "heed/ops/delta/precond_kda/precond_kda_internal.h"
 #include "heed/ops/delta/rwkv7/rwkv7_internal.h"
 #include "heed/ops/gated/gla/gla_internal.h"
 #include "heed/ops/gated/hgrn/hgrn_internal.h"
@@ -78,6 +80,7 @@ std::string OptionsText(const Options& options) {
   HEED_OPTION(dt_max)
   HEED_OPTION(activation)
   HEED_OPTION(c)
+  HEED_OPTION(bound)
 #undef HEED_OPTION
   return text;
 }

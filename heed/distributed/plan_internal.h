@@ -125,8 +125,9 @@ class SequencePlan {
       any_tail |= tail;
       all_tails &= tail;
     }
-    // A state beside the tail of a filter depends on that tail, so that it has no summary of its own (h3).
-    relay_ = options.relay || (any_tail && !all_tails);
+    // A state beside the tail of a filter depends on that tail, so that it has no summary of its own (h3); nor has one
+    // whose keys depend on A.
+    relay_ = options.relay || (any_tail && !all_tails) || table.Has(mechanism::Role::kCurvatureRate);
   }
 
   // Agrees with the other ranks on the call, and cuts the sequence.

@@ -7,10 +7,12 @@
 #include <utility>
 #include <vector>
 
+#include "heed/core/carver.h"
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 #include "heed/engines/recurrence/kernels.h"
 #include "heed/engines/recurrence/tasks.h"
+#include "heed/mechanism/key_preconditioner_internal.h"
 #include "heed/mechanism/passes-inl.h"
 #include "heed/mechanism/recurrent_internal.h"
 #include "heed/mechanism/segments_internal.h"
@@ -53,6 +55,11 @@ constexpr Place kPlaces[] = {
 const Place& PlaceOf(const Tensor& tensor, bool channels) {
   const Role role = channels && tensor.role == Role::kKey ? Role::kQuery : tensor.role;
   return *std::ranges::find(kPlaces, role, &Place::role);
+}
+
+// True for the tensors from which A follows, which the engine does not know.
+bool IsOfCurvature(Role role) {
+  return role == Role::kCurvatureDecay || role == Role::kCurvatureRate || role == Role::kCurvatureCenter;
 }
 
 // True if the last axis of a tensor is one of rows.
@@ -122,6 +129,7 @@ struct EngineCall : mechanism::Call {
                    recurrence::States* z, recurrence::States* m) const {
     for (size_t i = 0; i < views.size(); ++i) {
       const StateTensor& state = definition.table.states[i];
+      if (state.role == StateTensor::kCurvature) continue;
       recurrence::States* const to = state.role == StateTensor::kState        ? S
                                      : state.role == StateTensor::kNormaliser ? z
                                                                               : m;
@@ -129,18 +137,64 @@ struct EngineCall : mechanism::Call {
     }
   }
 
+  // A of these states; data null if it is absent.
+  template <class View>
+  static recurrence::States CurvatureOf(const Definition& definition, std::span<const View> views) {
+    for (size_t i = 0; i < views.size(); ++i) {
+      const StateTensor& state = definition.table.states[i];
+      if (state.role == StateTensor::kCurvature) return StatesOf(views[i], state.axes);
+    }
+    return {};
+  }
+
   void Forward(const char* op, Context& ctx, const Definition& definition, const Arguments& in, const Results& out);
   void Backward(const char* op, Context& ctx, const Definition& definition, const Arguments& in, const Results& out);
+  void PreconditionedBackward(Context& ctx, const Definition& definition, const Arguments& in, const Results& out,
+                              recurrence::Gradients& g, const recurrence::Kernel& kernel);
   void Step(const char* op, Context& ctx, const Definition& definition, const Arguments& in, const Results& out);
-  int64_t ForwardBytes(const char* op, const Context& ctx, const Definition&, const Arguments&) const {
-    return recurrence::Choose(op, ctx, problem).workspace(ctx, problem) * ctx.num_threads();
+  int64_t ForwardBytes(const char* op, const Context& ctx, const Definition& definition, const Arguments&) const {
+    const int64_t bytes = recurrence::Choose(op, ctx, problem).workspace(ctx, problem) * ctx.num_threads();
+    return definition.preconditions() ? bytes + Staged().LayOut(*this, false, nullptr) : bytes;
   }
-  int64_t BackwardBytes(const char* op, const Context& ctx, const Definition&, const Arguments&) const {
+  int64_t BackwardBytes(const char* op, const Context& ctx, const Definition& definition, const Arguments&) const {
     const auto bytes = recurrence::Choose(op, ctx, problem, engine::Pass::kBackward).backward_workspace(ctx, problem);
-    return bytes.per_thread * ctx.num_threads() + bytes.shared;
+    const int64_t staged = definition.preconditions() ? Staged().LayOut(*this, true, nullptr) : 0;
+    return bytes.per_thread * ctx.num_threads() + bytes.shared + staged;
   }
   void Explain(const char* op, const Context& ctx, const Definition&, const Arguments&, Explanation& e) const;
   mechanism::Division DivisionOf(const Definition& definition, const Arguments& in) const;
+
+  // The memory of preconditioned keys: w and the final A, and for gradients A, dw, the gradient of the keys that read,
+  // and those of centers by sequence. Rows of a key head are consecutive.
+  struct Staged {
+    void *written, *final, *curvature, *d_written, *d_read;
+    double* d_center;
+
+    int64_t LayOut(const EngineCall& call, bool backward, void* base) {
+      Carver carver(base);
+      const int64_t heads = call.sizes.H, row = call.sizes.K * static_cast<int64_t>(SizeOf(call.state_dtype()));
+      const auto next = [&](void*& to, int64_t rows) {
+        char* at;
+        carver.Next(at, rows * row);
+        to = at;
+      };
+      const int64_t tokens = call.sizes.B * call.sizes.T * heads;
+      next(written, tokens);
+      next(final, static_cast<int64_t>(call.ranges.size()) * heads);
+      for (void** rows : {&curvature, &d_written, &d_read}) next(*rows, backward ? tokens : 0);
+      carver.Next(d_center, backward ? static_cast<int64_t>(call.ranges.size()) * call.sizes.H : 0);
+      return carver.bytes();
+    }
+  };
+  Rows StagedRows(void* data) const {
+    const int64_t token = sizes.K, batch = sizes.T * token;
+    return {data, state_dtype(), batch, reverse ? -token : token, sizes.B * batch};
+  }
+  void CheckPreconditioner(const char* op, const Definition& definition, const Arguments& in);
+  // Computes the keys that are written, and the final A.
+  Staged Precondition(Context& ctx, bool backward);
+  // Copies the final A once nothing can throw.
+  void StoreCurvature(const recurrence::States& to) const;
 
   // Prepares tensors, and adds tokens that belong to no sequence for kernels of devices.
   void Prepare(const Definition& definition) {
@@ -150,6 +204,7 @@ struct EngineCall : mechanism::Call {
   }
 
   Problem problem;
+  KeyPreconditioner preconditioner;
   DType dv_dtype = DType::kF32;
   std::vector<double> decays_f64;  // constants of heads, converted from any dtype
   std::vector<float> decays_f32;
@@ -234,7 +289,7 @@ void EngineCall::Check(const char* op, const Context* checks, const Definition& 
 
   for (const Tensor& tensor : definition.table.tensors) {
     const ConstTensorView& t = mechanism::At(in.tensors, definition.table.IndexOf(tensor));
-    if (!t.present()) continue;
+    if (!t.present() || IsOfCurvature(tensor.role)) continue;
     Rows& rows = p.*PlaceOf(tensor, channels).in;
     if (tensor.role == Role::kLogDecay) {
       p.constant_decay = !tensor.over_tokens();
@@ -246,6 +301,7 @@ void EngineCall::Check(const char* op, const Context* checks, const Definition& 
     rows = RowsOf(t, tensor.axes);
   }
   if (p.running_max()) p.gate = Gate::kScalar;
+  if (definition.preconditions()) CheckPreconditioner(op, definition, in);
   if (around != nullptr) {
     p.value_factors = RowsOf(around->value_factors, "BTG");
     p.output_gate = RowsOf(around->output_gate, "BTGV");
@@ -265,6 +321,66 @@ void EngineCall::Check(const char* op, const Context* checks, const Definition& 
          "a tensor, which the others are relative to");
   }
   PlaceStates(definition, in.initial, &p.initial, &p.initial_z, &p.initial_m);
+}
+
+// The key of the call reads; the rows that the engine writes are in staging memory.
+void EngineCall::CheckPreconditioner(const char* op, const Definition& definition, const Arguments& in) {
+  constexpr double kSmallest = 0x1p-126;  // a normal number in f32
+  if (!(definition.eps >= kSmallest)) {
+    Fail(op, "eps", "is " + mechanism::Text(definition.eps), "a finite number >= " + mechanism::Text(kSmallest));
+  }
+  if (!(definition.bound >= 1) || std::isinf(definition.bound)) {
+    Fail(op, "bound", "is " + mechanism::Text(definition.bound), "a finite number >= 1");
+  }
+  if (!on_cpu()) throw Unsupported(std::string(op) + ": computes preconditioned keys on the CPU alone");
+  const auto view = [&](Role role) -> const ConstTensorView& {
+    return mechanism::At(in.tensors, definition.table.IndexOf(*definition.table.Find(role)));
+  };
+  KeyPreconditioner& keys = preconditioner;
+  keys.sequences = &problem.sequences;
+  keys.heads = sizes.H;
+  keys.size = sizes.K;
+  keys.compute = state_dtype();
+  keys.log_bound = std::log(definition.bound);
+  keys.eps = definition.eps;
+  constexpr double kCenter = -0.2;
+  keys.center.assign(static_cast<size_t>(std::max<int64_t>(sizes.H, 0)), kCenter);
+  if (const ConstTensorView& center = view(Role::kCurvatureCenter); center.present() && center.data() != nullptr) {
+    for (int64_t h = 0; h < sizes.H; ++h) {
+      keys.center[static_cast<size_t>(h)] = LoadAsDouble(center.dtype(), center.data(), h * center.stride(0));
+    }
+  }
+  keys.k = problem.k;
+  keys.log_decay = RowsOf(view(Role::kCurvatureDecay), "BTH");
+  keys.rate = RowsOf(view(Role::kCurvatureRate), "BTH");
+  keys.initial = CurvatureOf(definition, in.initial);
+  problem.read_key = problem.k;
+  problem.k = StagedRows(nullptr);
+}
+
+EngineCall::Staged EngineCall::Precondition(Context& ctx, bool backward) {
+  Staged staged;
+  ctx.ReserveStaging(static_cast<size_t>(staged.LayOut(*this, backward, nullptr)));
+  staged.LayOut(*this, backward, ctx.Staging());
+  preconditioner.written = problem.k = StagedRows(staged.written);
+  preconditioner.final = {staged.final, sizes.H * sizes.K, sizes.K, 1, 0};
+  if (backward) preconditioner.curvature = StagedRows(staged.curvature);
+  WriteKeys(ctx, preconditioner);
+  return staged;
+}
+
+void EngineCall::StoreCurvature(const recurrence::States& to) const {
+  if (to.data == nullptr) return;
+  const recurrence::States& from = preconditioner.final;
+  for (int64_t s = 0; s < static_cast<int64_t>(problem.sequences.size()); ++s) {
+    for (int64_t h = 0; h < sizes.H; ++h) {
+      for (int64_t i = 0; i < sizes.K; ++i) {
+        const int64_t at = s * to.sequence_stride + h * to.head_stride + i * to.key_stride;
+        StoreDouble(state_dtype(), const_cast<void*>(to.data), at,
+                    LoadAsDouble(state_dtype(), from.data, s * from.sequence_stride + h * from.head_stride + i));
+      }
+    }
+  }
 }
 
 Rows EngineCall::RowsOf(const ConstTensorView& t, std::string_view axes) const {
@@ -305,7 +421,9 @@ void EngineCall::Forward(const char* op, Context& ctx, const Definition& definit
   PlaceStates(definition, out.states, &problem.final, &problem.final_z, &problem.final_m);
   const auto& kernel = recurrence::Choose(op, ctx, problem);
   Prepare(definition);
+  if (definition.preconditions()) Precondition(ctx, false);
   kernel.forward(ctx, problem);
+  if (definition.preconditions()) StoreCurvature(CurvatureOf(definition, out.states));
 }
 
 void EngineCall::Backward(const char* op, Context& ctx, const Definition& definition, const Arguments& in,
@@ -314,13 +432,46 @@ void EngineCall::Backward(const char* op, Context& ctx, const Definition& defini
   g.d_o = RowsOf(in.d_o, o_axes);
   for (size_t i = 0; i < out.gradients.size(); ++i) {
     const Tensor& tensor = definition.table.tensors[i];
-    if (out.gradients[i].present()) g.*PlaceOf(tensor, problem.channels).out = RowsOf(out.gradients[i], tensor.axes);
+    if (!out.gradients[i].present() || IsOfCurvature(tensor.role)) continue;
+    g.*PlaceOf(tensor, problem.channels).out = RowsOf(out.gradients[i], tensor.axes);
   }
   PlaceStates(definition, in.d_final, &g.d_final, &g.d_final_z, nullptr);
   PlaceStates(definition, out.states, &g.d_initial, &g.d_initial_z, nullptr);
   const auto& kernel = recurrence::Choose(op, ctx, problem, engine::Pass::kBackward);
   Prepare(definition);
+  if (definition.preconditions()) return PreconditionedBackward(ctx, definition, in, out, g, kernel);
   kernel.backward(ctx, problem, g);
+}
+
+void EngineCall::PreconditionedBackward(Context& ctx, const Definition& definition, const Arguments& in,
+                                        const Results& out, recurrence::Gradients& g,
+                                        const recurrence::Kernel& kernel) {
+  const mechanism::Table& table = definition.table;
+  const auto gradient = [&](Role role) -> const TensorView& {
+    return mechanism::At(out.gradients, table.IndexOf(*table.Find(role)));
+  };
+  KeyPreconditioner& keys = preconditioner;
+  keys.d_final = CurvatureOf(definition, in.d_final);
+  keys.d_initial = CurvatureOf(definition, out.states);
+  keys.dk = g.dk;
+  keys.d_log_decay = RowsOf(gradient(Role::kCurvatureDecay), "BTH");
+  keys.d_rate = RowsOf(gradient(Role::kCurvatureRate), "BTH");
+  const TensorView& d_center = gradient(Role::kCurvatureCenter);
+  const bool wanted = keys.d_initial.data != nullptr || keys.dk.data != nullptr || keys.d_log_decay.data != nullptr ||
+                      keys.d_rate.data != nullptr || d_center.present();
+  const Staged staged = Precondition(ctx, true);
+  g.dk = {};
+  if (wanted) g.dk = keys.d_written = StagedRows(staged.d_written);
+  if (keys.dk.data != nullptr) g.d_read_key = keys.d_read = StagedRows(staged.d_read);
+  keys.d_center = staged.d_center;
+  kernel.backward(ctx, problem, g);
+  if (!wanted) return;
+  WriteKeysBackward(ctx, keys);
+  for (int64_t h = 0; d_center.present() && h < sizes.H; ++h) {
+    double sum = 0;
+    for (size_t s = 0; s < problem.sequences.size(); ++s) sum += staged.d_center[static_cast<int64_t>(s) * sizes.H + h];
+    StoreDouble(d_center.dtype(), d_center.data(), h * d_center.stride(0), sum);
+  }
 }
 
 void EngineCall::Step(const char* op, Context& ctx, const Definition& definition, const Arguments&,
@@ -335,7 +486,13 @@ void EngineCall::Step(const char* op, Context& ctx, const Definition& definition
   }
   const auto& kernel = recurrence::Choose(op, ctx, p);
   Prepare(definition);
+  const recurrence::States curvature = CurvatureOf(definition, out.states);
+  if (definition.preconditions()) {
+    preconditioner.initial = curvature;
+    Precondition(ctx, false);
+  }
   kernel.step(ctx, p);
+  if (definition.preconditions()) StoreCurvature(curvature);
 }
 
 void EngineCall::Explain(const char* op, const Context& ctx, const Definition&, const Arguments&,

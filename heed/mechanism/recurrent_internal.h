@@ -53,14 +53,16 @@ struct Definition {
   bool causal = true;                                   // without it there are no states
   bool has_direction = true;                            // otherwise `reverse` stays false
   bool normalize = false;
-  double eps = 0;
+  double eps = 0;  // of the normaliser, or of preconditioned keys
   const Surroundings* surroundings = nullptr;
+  double bound = 0;  // preconditioned keys are multiplied by factors between 1 / bound and bound
 
   // The parts of the recurrence that the table has.
   bool channels() const;         // a head is a channel, without queries
   bool several_writes() const;   // k, v and beta have an axis of writes
   bool complement_keys() const;  // k is 1 - exp(log_decay) instead of an input
   bool exp_gates() const { return table.Has(Role::kInputGate); }
+  bool preconditions() const { return table.Has(Role::kCurvatureRate); }
   bool value_first() const;  // states are [B, HV, V, K]
   recurrence::Delta delta() const;
   const Tensor& query() const { return *table.Find(channels() ? Role::kKey : Role::kQuery); }

@@ -438,6 +438,15 @@ void SummaryPasses::ComputeTransitions(const ForwardPass& forward) {
   forward({silenced, basis_}, {{}, transitions});
 }
 
+namespace {
+
+// The keys that a preconditioned delta rule writes depend on A before a segment, so that a segment is no map of states.
+void CheckIsAMap(const char* op, const Table& table) {
+  if (table.Has(Role::kCurvatureRate)) throw Unsupported(std::string(op) + ": what is written depends on A");
+}
+
+}  // namespace
+
 void Summarize(const char* op, const Table& table, const Arguments& in, const ForwardPass& forward,
                const Segment& out) {
   SummaryPasses passes(op, table, in, out);
@@ -446,6 +455,7 @@ void Summarize(const char* op, const Table& table, const Arguments& in, const Fo
 }
 
 void Summarize(const CallInSegments& call, const Arguments& in, const Segment& out) {
+  CheckIsAMap(call.op, call.table);
   const os::ScopedFloatControl float_control;
   const int token_axis = TokenAxisOf(call, call.forward, in);
   const ConstTensorView& first = in.tensors[0];
@@ -499,6 +509,7 @@ void StoreAll(const std::vector<Dense>& values, std::span<const TensorView> out)
 }  // namespace
 
 void Compose(const char* op, const Table& table, const Segment& left, const Segment& right, const Segment& out) {
+  CheckIsAMap(op, table);
   CheckTransitions(op, "left.transition", table, left);
   CheckTransitions(op, "right.transition", table, right);
   CheckTransitions(op, "out.transition", table, out);
@@ -513,6 +524,7 @@ void Compose(const char* op, const Table& table, const Segment& left, const Segm
 }
 
 void Apply(const char* op, const Table& table, const Segment& segment, StateViews before, StateViews after) {
+  CheckIsAMap(op, table);
   CheckTransitions(op, "segment.transition", table, segment);
   CheckAlike(op, "before", table, before, segment.state);
   CheckAlike(op, "after", table, after, segment.state);
@@ -523,6 +535,7 @@ void Apply(const char* op, const Table& table, const Segment& segment, StateView
 
 void ApplyBackward(const char* op, const Table& table, const Segment& segment, StateViews before, StateViews d_after,
                    StateViews d_before) {
+  CheckIsAMap(op, table);
   CheckTransitions(op, "segment.transition", table, segment);
   CheckAlike(op, "before", table, before, segment.state);
   const Linear linear(table, segment, before);

@@ -122,6 +122,10 @@ enum class Role {
   kTaps,
   kKeyTaps,
   kKeySkip,
+  // Preconditioned delta rules. A is a decayed sum of squares of keys, whose size scales the keys that are written.
+  kCurvatureDecay,
+  kCurvatureRate,
+  kCurvatureCenter,
 };
 
 // A tensor of a mechanism, a row of its table.
@@ -150,6 +154,7 @@ struct StateTensor {
     kNormaliser,  // z: a sum of features, which are positive
     kMaximum,     // m, which the others are relative to: a constant, without a gradient
     kTail,        // the last inputs of a filter
+    kCurvature,   // A: a sum of squares of keys, per key head
   };
   const char* name;
   const char* axes;

@@ -38,6 +38,14 @@ fla.ops.lightning_attn.chunk.chunk_lightning_attn(q, k, v, layer_idx, num_layers
     output_final_state=False, cu_seqlens=None, **kwargs)
 fla.ops.linear_attn.chunk.chunk_linear_attn(q, k, v, scale=None, initial_state=None, output_final_state=False,
     normalize=True, cu_seqlens=None)
+fla.ops.precond_gated_delta_rule.chunk.chunk_precond_gated_delta_rule(q, k, v, g_atk, g, beta_atk, beta, scale=None,
+    initial_state=None, initial_A_state=None, output_final_state=False, use_qk_l2norm_in_kernel=True, cu_seqlens=None,
+    cu_seqlens_cpu=None, cp_context=None, transpose_state_layout=False, x=1.5, eps=1e-06, log_atk_scale=None)
+fla.ops.precond_kda.chunk.chunk_precond_kda(q, k, v, g, g_atk, beta_atk, beta, scale=None, initial_state=None,
+    initial_A_state=None, output_final_state=False, use_gate_in_kernel=False, safe_gate=False, lower_bound=None,
+    cu_seqlens=None, cu_seqlens_cpu=None, chunk_indices=None, cp_context=None, transpose_state_layout=False, x=1.5,
+    eps=1e-06, log_atk_scale=None, solve_tril_precision=None, disable_recompute=False,
+    return_intermediate_states=False, **kwargs)
 fla.ops.retention.chunk.chunk_retention(q, k, v, scale=None, initial_state=None, output_final_state=False,
     cu_seqlens=None, **kwargs)
 fla.ops.rwkv6.chunk.chunk_rwkv6(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False,
@@ -94,6 +102,14 @@ fla.ops.lightning_attn.fused_recurrent.fused_recurrent_lightning_attn(q, k, v, l
     initial_state=None, output_final_state=False, reverse=False, cu_seqlens=None, **kwargs)
 fla.ops.linear_attn.fused_recurrent.fused_recurrent_linear_attn(q, k, v, scale=None, initial_state=None,
     output_final_state=False, reverse=False, normalize=False, cu_seqlens=None)
+fla.ops.precond_gated_delta_rule.fused_recurrent.fused_recurrent_precond_gated_delta_rule(q, k, v, g=None, gk=None,
+    gv=None, beta=None, g_atk=None, beta_atk=None, scale=None, initial_state=None, initial_A_state=None,
+    output_final_state=False, use_qk_l2norm_in_kernel=True, cu_seqlens=None, transpose_state_layout=False, x=1.5,
+    eps=1e-06, log_atk_scale=None)
+fla.ops.precond_kda.fused_recurrent.fused_recurrent_precond_kda(q, k, v, g, g_atk, beta_atk, beta, A_log=None,
+    dt_bias=None, scale=None, initial_state=None, initial_A_state=None, output_final_state=False,
+    use_qk_l2norm_in_kernel=True, use_gate_in_kernel=False, lower_bound=None, cu_seqlens=None,
+    transpose_state_layout=False, x=1.5, eps=1e-06, log_atk_scale=None, **kwargs)
 fla.ops.retention.fused_recurrent.fused_recurrent_retention(q, k, v, scale=None, initial_state=None,
     output_final_state=False, reverse=False, state_v_first=False, cu_seqlens=None, **kwargs)
 fla.ops.rwkv4.fused_recurrent.fused_recurrent_rwkv4(w, u, k, v, state)

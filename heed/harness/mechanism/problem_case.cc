@@ -180,6 +180,7 @@ StateRow::StateRow(const StateTensor& state) : axes(state.axes), absent(state.ab
     case StateTensor::kNormaliser: name = "state_z", gradient = "dinitial_z", positive = true; break;
     case StateTensor::kMaximum: name = "state_m"; break;
     case StateTensor::kTail: name = "state_tail", gradient = "dinitial_state_tail"; break;
+    case StateTensor::kCurvature: name = "state_A", gradient = "dinitial_A", positive = true; break;
   }
 }
 

@@ -20,6 +20,7 @@ using mechanism::Put;
 // erase .* key and w = beta .* write .* v, or a, b and v.
 struct Head {
   bool before = false;
+  double key_error = 0;
   size_t writes = 1;  // per token: the state decays before the first and is read after the last
   size_t T = 0, K = 0, V = 0;
   Doubles q, k, a;                     // [T, K]: q scaled; a: decays
@@ -90,6 +91,7 @@ void PutState(const TensorView& t, const Place& place, const Doubles& state, siz
 Head HeadOf(const DeltaMath& math, const ReferenceInputs& in, const Place& place) {
   Head h;
   h.before = math.reads_before_decay;
+  h.key_error = math.key_error;
   h.T = place.tokens.size();
   h.writes = static_cast<size_t>(WritesOf(in, math));
   h.K = static_cast<size_t>(in.q.size(3));
@@ -385,7 +387,7 @@ ForwardErrors ErrorsOf(const Head& h, DType dtype) {
       const double of_found = e.chain * (w + read * size) + e.decay * read * size;
       errors.found[t * h.V + j] = read * last + of_found;
       next[j] = norm * last + (h.before ? second : key) * of_found + e.decay * size +
-                e.u * (size + 2 * after + key * w + key * std::abs(found[j]));
+                e.u * (size + 2 * after + key * w + key * std::abs(found[j])) + h.key_error * key * std::abs(found[j]);
       errors.written[t * h.V + j] = h.before ? key * w + second * std::abs(found[j]) : key * std::abs(found[j]);
     }
     errors.state.push_back(next);
@@ -394,6 +396,22 @@ ForwardErrors ErrorsOf(const Head& h, DType dtype) {
 }
 
 }  // namespace
+
+void KeyGradients(const ReferenceBackwardInputs& in, const Options& options, const DeltaMath& math,
+                  const TensorView& d_written, const TensorView& d_read) {
+  mechanism::Clear(d_written);
+  mechanism::Clear(d_read);
+  ForEachHead(in, options, math, [&](const Place& place) {
+    const Head h = HeadOf(math, in, place);
+    const HeadGradients g = Backward(h, GradientsOfO(in, place, h.writes), StateOf(in.d_final.S, place, h.K, h.V));
+    for (size_t at = 0; at < h.T * h.K; ++at) {
+      const size_t t = at / h.K;
+      const auto channel = static_cast<int64_t>(at % h.K);
+      Add(d_written, {place.batch, place.tokens[t], place.key_head, channel}, g.k[at]);
+      Add(d_read, {place.batch, place.tokens[t], place.key_head, channel}, h.beta[t] * h.erase[at] * g.r[at]);
+    }
+  });
+}
 
 void Tolerance(const ReferenceInputs& in, const Options& options, const DeltaMath& math,
                const ReferenceOutputs& expected, const ReferenceOutputs& tolerance) {
@@ -476,7 +494,7 @@ void BackwardTolerance(const ReferenceBackwardInputs& in, const Options& options
         const double found_error = forward.found[t * V + j];
         const double apart = sizes_before[j] + query * x + 2 * late[j];  // instead of |D|
         of_q += x * (forward.state[t + 1][j] + by_value.chain * (old + forward.written[t * V + j]));
-        const double of_w = key * (off[j] + by_key.chain * size);
+        const double of_w = key * (off[j] + (by_key.chain + h.key_error) * size);
         g.w[t * V + j] = of_w;
         const double found_off = h.before ? second * (off[j] + by_key.chain * size) : of_w;
         if (h.before) {
@@ -489,8 +507,8 @@ void BackwardTolerance(const ReferenceBackwardInputs& in, const Options& options
         const double last = h.before && t > 0 ? 2 * forward.written[(t - 1) * V + j] : 0;
         of_r += written * (forward.state[t][j] + by_value.chain * (old + last) + by_key.decay * old) + old * found_off;
         late[j] = h.before ? read * written : 0;
-        off[j] = norm * off[j] + read * (h.before ? second : key) * by_key.chain * size + by_key.decay * size +
-                 by_key.u * (2 * size + read * written);
+        off[j] = norm * off[j] + read * (h.before ? second : key) * (by_key.chain + h.key_error) * size +
+                 by_key.decay * size + by_key.u * (2 * size + read * written);
       }
       for (size_t i = 0; i < K; ++i) {  // D before the token
         for (size_t j = 0; j < V; ++j) {
@@ -508,6 +526,7 @@ void BackwardTolerance(const ReferenceBackwardInputs& in, const Options& options
         const auto product = [&](const Doubles& x, const Doubles& dx, const Doubles& error) {
           return std::abs(x[at + i]) * (error[at + i] + 8 * by_key.u * std::abs(dx[at + i]));
         };
+        later[i] += h.key_error * std::abs(h.k[at + i] * true_values.k[at + i]);
         later[i] +=
             product(h.q, true_values.q, g.q) + product(h.k, true_values.k, g.k) + product(h.r, true_values.r, g.r);
         if (h.before) later[i] += product(h.b, true_values.b, g.b);

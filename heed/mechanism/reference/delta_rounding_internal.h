@@ -27,10 +27,16 @@ struct DeltaMath {
   TensorView ReferenceGradients::* d_read_key = &ReferenceGradients::k;
   bool beta = false, erase_and_write = false;  // whether these factors exist; otherwise they are 1
   bool reads_before_decay = false;             // b exists
+  double key_error = 0;                        // of the keys that write, relative, where a mechanism computes them
   // A token has n writes, with a decay before the first and a read after the last: k is [B, T, n, H, K], v [B, T, n,
   // HV, V], beta [B, T, n, HV].
   bool several_writes = false;
 };
+
+// The gradients of the keys that write and of those that read, where a mechanism computes the former. Both are cleared
+// first.
+void KeyGradients(const ReferenceBackwardInputs& in, const Options& options, const DeltaMath& math,
+                  const TensorView& d_written, const TensorView& d_read);
 
 // The tolerance of each output, derived in the .cc file. It depends on the equations only. Arguments are those of a
 // kernel, which has checked them.

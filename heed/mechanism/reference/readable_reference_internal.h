@@ -117,6 +117,12 @@ struct ReadableCall {
   ReadableCall(const ReadableForm& of, const Table& tensors, const Arguments& arguments, const Results& results);
 
   ConstTensorView o() const { return out.o.present() ? out.o : in.d_o; }
+  // True for a state of a head that several heads share.
+  bool IsShared(const StateTensor& state) const {
+    const std::string_view axes = state.axes;
+    return form.shared_heads != 0 && axes.find(form.shared_heads) != std::string_view::npos &&
+           axes.find(form.heads) == std::string_view::npos;
+  }
   template <class Options>
   std::vector<ReadableHead> Heads(const Options& options) const {
     return Heads(SequencesOf(options, lengths.of('B'), lengths.of('T')), options.reverse);
@@ -176,7 +182,10 @@ class ReadableRun {
   void Backward() {
     for (size_t i = 0; i < n; ++i) gradients_.push_back(RowOf(call_.table.tensors[i].axes, At(call_.out.gradients, i)));
     States<double> d_states;
-    for (size_t s = 0; s < m; ++s) d_states[s] = ReadState(s, At(call_.in.d_final, s), 0);
+    for (size_t s = 0; s < m; ++s) {
+      const bool counts = !IsShared(s) || head_.head == 0 || SharedHeadBefore() != head_.shared_head;
+      d_states[s] = ReadState(s, counts ? At(call_.in.d_final, s) : ConstTensorView(), 0);
+    }
     const auto read = [&](const auto& rows, const auto& derived, auto& states, auto& o) {
       Read(rows, derived, states, o);
     };
@@ -197,7 +206,7 @@ class ReadableRun {
     } else {
       BackThroughAll(token, true, d_states);
     }
-    PutStates(d_states);
+    PutStates(d_states, true);
   }
 
  private:
@@ -228,11 +237,18 @@ class ReadableRun {
     return states;
   }
 
-  void PutStates(const States<double>& states) const {
+  // All heads that share a state have the same one; its gradient is the sum of theirs.
+  void PutStates(const States<double>& states, bool gradients = false) const {
     for (size_t s = 0; s < m; ++s) {
       const TensorView& to = At(call_.out.states, s);
-      RowOf(call_.table.states[s].axes, to, true).Write(to, 0, [&](size_t i) { return states[s][i]; });
+      const TokenRow row = RowOf(call_.table.states[s].axes, to, true);
+      const auto value = [&](size_t i) { return states[s][i]; };
+      gradients&& IsShared(s) ? row.Add(to, 0, value) : row.Write(to, 0, value);
     }
+  }
+  bool IsShared(size_t s) const { return call_.IsShared(call_.table.states[s]); }
+  int64_t SharedHeadBefore() const {
+    return (head_.head - 1) / (call_.lengths.of(call_.form.heads) / call_.lengths.of(call_.form.shared_heads));
   }
 
   void Read(size_t i, int64_t token, Array<double>& row) const {
@@ -423,6 +439,9 @@ void RunReadable(const Tensors& tensors, const States& states, const Math& math,
   if constexpr (requires { math.num_features; }) call.lengths.Set('F', math.num_features);
   Clear(call.out.o);
   for (const TensorView& gradient : call.out.gradients) Clear(gradient);
+  for (size_t s = 0; s < call.out.states.size() && s < m; ++s) {
+    if (call.IsShared(call.table.states[s])) Clear(call.out.states[s]);
+  }
   for (const ReadableHead& head : call.Heads(options)) {
     const Math of_head = OfHead(math, head.head);
     ReadableRun<Math, n, m> run(of_head, call, head);

@@ -40,6 +40,7 @@ WITHOUT_EFFECT = frozenset(
         "num_splits",
         "safe_gate",
         "sequence_parallel",
+        "solve_tril_precision",
         "state_dtype",
         "use_fast_path",
         "use_mem_eff_path",

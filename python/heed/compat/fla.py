@@ -387,21 +387,47 @@ _TABLE: dict[str, tuple[str, str, str | Callable[[Arguments], Any]]] = {
     ),
 }
 
+# Functions with preconditioned keys return A, a state of its own, beside the other. In chunk_precond_kda rows of q and
+# k always have length 1.
+_OF_KEYS = "x=1.5, eps=1e-6, log_atk_scale=None"
+_STATES_WITH_A = "scale=None, initial_state=None, initial_A_state=None, output_final_state=False"
+_PRECONDITIONED = {
+    "chunk_precond_gated_delta_rule": (
+        "precond_gated_delta_rule.chunk",
+        (f"q, k, v, g_atk, g, beta_atk, beta, {_STATES_WITH_A}, use_qk_l2norm_in_kernel=True, {_PACKED}, "
+         f"cp_context=None, transpose_state_layout=False, {_OF_KEYS}"),
+    ),
+    "fused_recurrent_precond_gated_delta_rule": (
+        "precond_gated_delta_rule.fused_recurrent",
+        ("q, k, v, g=None, gk=None, gv=None, beta=None, g_atk=None, beta_atk=None, "
+         f"{_STATES_WITH_A}, use_qk_l2norm_in_kernel=True, cu_seqlens=None, transpose_state_layout=False, {_OF_KEYS}"),
+    ),
+    "chunk_precond_kda": (
+        "precond_kda.chunk",
+        (f"q, k, v, g, g_atk, beta_atk, beta, {_STATES_WITH_A}, use_gate_in_kernel=False, safe_gate=False, "
+         f"lower_bound=None, {_PACKED}, chunk_indices=None, cp_context=None, transpose_state_layout=False, {_OF_KEYS}, "
+         "solve_tril_precision=None, disable_recompute=False, return_intermediate_states=False, *, A_log=None, "
+         "dt_bias=None"),
+    ),
+    "fused_recurrent_precond_kda": (
+        "precond_kda.fused_recurrent",
+        (f"q, k, v, g, g_atk, beta_atk, beta, A_log=None, dt_bias=None, {_STATES_WITH_A}, "
+         "use_qk_l2norm_in_kernel=True, use_gate_in_kernel=False, lower_bound=None, cu_seqlens=None, "
+         f"transpose_state_layout=False, {_OF_KEYS}"),
+    ),
+}
+
 # Functions of fla.ops that heed has no mechanism for.
 _LACKING = {
     "chunk_abc": "abc.chunk",
     "chunk_gated_oja_rule": "gated_oja_rule.chunk",
     "chunk_gsa": "gsa.chunk",
     "chunk_mesa_net": "mesa_net.chunk",
-    "chunk_precond_gated_delta_rule": "precond_gated_delta_rule.chunk",
-    "chunk_precond_kda": "precond_kda.chunk",
     "chunk_titans_linear": "titans.naive",
     "chunk_ttt_linear": "ttt.chunk",
     "fused_chunk_ttt_linear": "ttt.fused_chunk",
     "fused_recurrent_gated_oja_rule": "gated_oja_rule.fused_recurrent",
     "fused_recurrent_gsa": "gsa.fused_recurrent",
-    "fused_recurrent_precond_gated_delta_rule": "precond_gated_delta_rule.fused_recurrent",
-    "fused_recurrent_precond_kda": "precond_kda.fused_recurrent",
     "parallel_parallax": "parallax.parallel",
     "parallel_path_attn": "path_attn.parallel",
     "parallel_rebased": "rebased.parallel",
@@ -469,7 +495,49 @@ def _from_table(name: str, signature: str, mechanism: Any) -> Any:
     return door(name, signature, prepare, f"{name} of fla.ops on the CPU, by heed: {runs}. See heed.compat.fla.")
 
 
-_OPERATORS = {name: place for name, (place, _, _) in _TABLE.items()} | _fla_attention.PLACES | _LACKING
+def _prepare_preconditioned(name: str, a: Arguments) -> Callable[[], Any]:
+    _dispatch.check_tensors(name, **{key: a[key] for key in ("q", "k", "v", "g_atk", "beta_atk")})
+    a.setdefault("use_qk_l2norm_in_kernel", True)
+    _activate(name, a)
+    (q, k, v), g, gk = _qkv(a), a.pop("g"), a.pop("gk", None)
+    if gk is not None:
+        g = gk if g is None else gk + g[..., None]
+    g = torch.zeros_like(v[..., 0]) if g is None else g
+    given = [g, _ones(a.pop("beta"), v), a.pop("g_atk"), a.pop("beta_atk")]
+    (initial, turn), A = _states(a, q), a.pop("initial_A_state")
+    center, scale, wanted = a.pop("log_atk_scale"), a.pop("scale"), bool(a.pop("output_final_state"))
+    if isinstance(center, (int, float)):
+        center = torch.full((k.shape[2],), center, dtype=_wide(k))
+    options = {
+        "center": center,
+        "bound": a.pop("x"),
+        "eps": a.pop("eps"),
+        "scale": q.shape[-1] ** -0.5 if scale is None else scale,
+        "initial_state": (initial, A if A is None else A.to(_wide(k))),
+        "return_state": wanted,
+        "cu_seqlens": a.pop("cu_seqlens"),
+    }
+    operation = heed.torch.precond_delta_rule if g.dim() == 3 else heed.torch.precond_kda
+    words = {"log_decay": "g", "log_decay_A": "g_atk", "beta_A": "beta_atk", "center": "log_atk_scale", "bound": "x"}
+
+    def call() -> Any:
+        try:
+            result = operation(q, k, v, *given, **options)
+        except (InvalidArgument, Unsupported) as error:
+            raise in_words_of(name, words, error) from None
+        if not wanted:
+            return result, None, None
+        o, (S, A) = result
+        return o, S.transpose(-1, -2) if turn else S, A
+
+    return call
+
+
+for _name, (_, _signature) in _PRECONDITIONED.items():
+    _text = f"{_name} of fla.ops on the CPU, by heed: precond_delta_rule or precond_kda. See heed.compat.fla."
+    globals()[_name] = door(_name, _signature, functools.partial(_prepare_preconditioned, _name), _text)
+
+_OPERATORS = {name: of[0] for name, of in (_TABLE | _PRECONDITIONED).items()} | _fla_attention.PLACES | _LACKING
 _OPERATORS |= {"fused_gdn_gate": "gated_delta_rule.gate", "fused_kda_gate": "kda.gate"}
 PLACES: dict[str, str | tuple[str, ...]] = {name: f"ops.{place}" for name, place in _OPERATORS.items()}
 PLACES |= _fla_norms.PLACES | _fla_modules.PLACES | _fla_padding.PLACES | _LACKING_MODULES  # where the library has each

@@ -199,6 +199,18 @@ def _gdn2(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> Recurrence:
     return Recurrence("delta", (q, k, t.erase * k, t.write * t.v, None, g, S), _scale(o, k.shape[-1]))
 
 
+def _preconditioned(t: SimpleNamespace, S: Any, A: Any, o: SimpleNamespace) -> tuple[Tensor, ...]:
+    """A is a sum per channel; keys that write are multiplied by a function of it."""
+    g, shape = at_most_0(t.log_decay_A)[..., None].expand(t.k.shape), t.k.shape[2:]
+    x = t.beta_A[..., None] * t.k.square()
+    after, A = o.scan.hgrn(x.flatten(2), g.flatten(2), None if A is None else A.flatten(1))
+    r = torch.log(after.unflatten(2, shape) + o.eps) - (-0.2 if t.center is None else t.center[:, None])
+    written = t.k * torch.exp(-math.log(o.bound) * r / (1 + r.abs()))
+    q, k, p = (_heads(x, t.v) for x in (t.q, written, t.k))
+    rule = Recurrence("delta", (q, k, p, t.v, t.beta, _channels(t.log_decay, k), S), _scale(o, k.shape[-1]))
+    return *rule.results(o.scan), A.unflatten(1, shape)
+
+
 def _delta_product(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> Recurrence:
     """Each of a token's n writes is a token of a delta rule, the first with the decay, the last with the query."""
     n = t.k.shape[2]
@@ -400,6 +412,7 @@ COMPOSITIONS = {
     "efficient_attention": _efficient_attention, "retention": _decayed, "lightning": _decayed, "simple_gla": _decayed,
     "gla": _decayed, "hgrn2": _hgrn2, "mlstm": _mlstm, "rwkv4": _rwkv4, "rwkv5": _rwkv56, "rwkv6": _rwkv56,
     "rg_lru": _rg_lru, "hgrn": _hgrn, "delta_rule": _delta, "gated_delta_rule": _delta, "kda": _delta, "gdn2": _gdn2,
-    "comba": _delta, "delta_product": _delta_product, "rwkv7": _rwkv7, "causal_conv1d": _causal_conv1d, "ssd": _ssd,
+    "comba": _delta, "precond_delta_rule": _preconditioned, "precond_kda": _preconditioned,
+    "delta_product": _delta_product, "rwkv7": _rwkv7, "causal_conv1d": _causal_conv1d, "ssd": _ssd,
     "selective_scan": _selective_scan, "long_convolution": _long_convolution, "s4d": _s4d, "h3": _h3,
 }
