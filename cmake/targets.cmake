@@ -1,11 +1,19 @@
 # HEED_TARGETS: `native` compiles each kernel once, for the SIMD target that this machine's CPU runs best. It is for those who
-# build and run on one machine; heed/core/targets.h says what its two macros mean. Tests run every target and need `all`.
+# build and run on one machine; heed/core/targets.h says what its two macros mean. Tests run every target and need `all`, or
+# `avx2`, which compiles everything for CPUs with AVX2 and no other target: the short build of scripts/cross for Windows.
 if(WIN32 AND NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   # GCC does not align the stack there for vectors of AVX (its bug 54412), MSVC has no target attributes.
   message(FATAL_ERROR "heed: the compiler is ${CMAKE_CXX_COMPILER_ID}, expected Clang on Windows")
 endif()
-if(NOT HEED_TARGETS MATCHES "^(all|native)$")
-  message(FATAL_ERROR "heed: HEED_TARGETS is '${HEED_TARGETS}', expected all or native")
+if(NOT HEED_TARGETS MATCHES "^(all|native|avx2)$")
+  message(FATAL_ERROR "heed: HEED_TARGETS is '${HEED_TARGETS}', expected all, native or avx2")
+endif()
+if(HEED_TARGETS STREQUAL "avx2")
+  if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
+    message(FATAL_ERROR "heed: HEED_TARGETS is 'avx2', expected all or native on ${CMAKE_SYSTEM_PROCESSOR}")
+  endif()
+  target_compile_definitions(heed_flags INTERFACE HEED_ONE_TARGET=1)
+  target_compile_options(heed_flags INTERFACE -march=haswell -maes -mpclmul)
 endif()
 
 # Sets `target` to one of SSE2, AVX2 and AVX3, and `extra` to the targets of special kernels that this CPU has: by what the

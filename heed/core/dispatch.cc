@@ -35,10 +35,12 @@ static_assert((HWY_TARGETS & kAmx) == 0);
 
 std::atomic<int> emulations{0};
 
-#ifdef HEED_NATIVE_TARGET
-constexpr char kOfThisMachine[] = " (built with HEED_TARGETS=native)";
+#if defined(HEED_NATIVE_TARGET)
+constexpr char kBuiltWith[] = "native", kOfThisBuild[] = " (built with HEED_TARGETS=native)";
+#elif defined(HEED_ONE_TARGET)
+constexpr char kBuiltWith[] = "avx2", kOfThisBuild[] = " (built with HEED_TARGETS=avx2)";
 #else
-constexpr char kOfThisMachine[] = "";
+constexpr char kBuiltWith[] = "all", kOfThisBuild[] = "";
 #endif
 
 // Highway's name, but on ARM: of its targets heed has the baseline, and NEON for what DotProd adds (targets.h).
@@ -67,13 +69,7 @@ std::vector<std::string> Names(int64_t targets) {
 
 }  // namespace
 
-const char* TargetsOption() {
-#ifdef HEED_NATIVE_TARGET
-  return "native";
-#else
-  return "all";
-#endif
-}
+const char* TargetsOption() { return kBuiltWith; }
 
 std::vector<std::string> CompiledTargets() {
   return Names(HWY_TARGETS | (HWY_ARCH_X86 || HWY_ARCH_ARM_A64 ? HEED_EXTRA_TARGETS : 0));
@@ -81,8 +77,8 @@ std::vector<std::string> CompiledTargets() {
 
 void CheckCpuHasTarget() {
   if (Available(DType::kF32) != 0) return;
-  throw Unsupported(std::string("heed was built with HEED_TARGETS=native, for ") + NameOf(HWY_STATIC_TARGET) +
-                    ", which this CPU lacks");
+  throw Unsupported(std::string("heed was built with HEED_TARGETS=") + kBuiltWith + ", for " +
+                    NameOf(HWY_STATIC_TARGET) + ", which this CPU lacks");
 }
 
 std::vector<std::string> AvailableTargets(DType dtype) {
@@ -110,7 +106,7 @@ int64_t TargetsUpTo(std::string_view given) {
   const std::string_view no_target = NameOf(0);
   for (int bit = 0; bit < 63; ++bit) exists |= name != no_target && name == NameOf(int64_t{1} << bit);
   if (exists) {
-    throw Unsupported("isa is '" + std::string(given) + "', available here: " + available + "tiles" + kOfThisMachine);
+    throw Unsupported("isa is '" + std::string(given) + "', available here: " + available + "tiles" + kOfThisBuild);
   }
   throw InvalidArgument("isa is '" + std::string(given) + "', expected one of: " + available + "tiles");
 }
