@@ -180,17 +180,22 @@ TEST(OsTest, SaysSomethingSensibleOfTheMachine) {
   SUCCEED();
 }
 
-TEST(OsTest, PinsAThreadToACpuThatExists) {
-  std::thread([] {
-    EXPECT_FALSE(PinThisThread(1 << 20));
-    EXPECT_FALSE(PinThisThread(-1));
+// On Windows in all processor groups.
+TEST(OsTest, PinsThreadsToTheCpusThatExist) {
+  const int cpus = NumUsableCpus();
+  for (const int index : {-1, cpus, 1 << 20}) {
+    std::thread([&] { EXPECT_FALSE(PinThisThread(index)) << index; }).join();
+  }
 #if defined(__linux__) || defined(_WIN32)
-    EXPECT_TRUE(PinThisThread(0));
-#endif
+  for (int index = 0; index < cpus; ++index) {
+    std::thread([&] {
+      EXPECT_TRUE(PinThisThread(index)) << index;
 #if defined(__linux__)
-    EXPECT_EQ(NumUsableCpus(), 1);
+      EXPECT_EQ(NumUsableCpus(), 1);
 #endif
-  }).join();
+    }).join();
+  }
+#endif
 }
 
 #if defined(__linux__) && defined(__x86_64__)

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <filesystem>
 #include <string>
+#include <system_error>
 
 #include "heed/core/error.h"
 #include "heed/io/file_testing_internal.h"
@@ -66,18 +67,28 @@ TEST_F(AtomicFileTest, AFolderThatIsNotThereIsNamed) {
 }
 
 TEST_F(AtomicFileTest, NothingButAFileIsReplaced) {
-  fs::create_directory(Path("folder"));
-  for (const std::string& path : {Path("folder"), std::string("/dev/null")}) {
-    EXPECT_THAT([&] { AtomicFile file(path); }, ThrowsMessage<FileError>(path + ": not a regular file"));
-  }
+  const std::string path = Path("folder");
+  fs::create_directory(path);
+  EXPECT_THAT([&] { AtomicFile file(path); }, ThrowsMessage<FileError>(path + ": not a regular file"));
   EXPECT_EQ(NumFiles(), 1);
+}
+
+#if !defined(_WIN32)  // which has devices in no folder
+TEST_F(AtomicFileTest, ADeviceIsNotReplaced) {
+  EXPECT_THAT([] { AtomicFile file("/dev/null"); }, ThrowsMessage<FileError>("/dev/null: not a regular file"));
   EXPECT_FALSE(fs::is_regular_file("/dev/null"));
 }
+#endif
 
 TEST_F(AtomicFileTest, ALinkIsFollowed) {
   fs::create_directory(Path("folder"));
   WriteBytes(Path("folder/real"), "old");
-  fs::create_symlink("folder/real", Path("link"));
+  std::error_code error;
+  fs::create_symlink("folder/real", Path("link"), error);
+#if defined(_WIN32)
+  if (error) GTEST_SKIP() << "Windows has symbolic links for administrators and developers alone: " << error.message();
+#endif
+  ASSERT_FALSE(error) << error.message();
   fs::create_symlink("folder/new", Path("dangling"));
   for (const char* name : {"link", "dangling"}) {
     AtomicFile file(Path(name));

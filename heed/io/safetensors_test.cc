@@ -23,6 +23,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Pair;
+using testing::StartsWith;
 using testing::ThrowsMessage;
 using std::string_literals::operator""s;
 
@@ -133,10 +134,18 @@ TEST_F(SafetensorsTest, AFileMayBeReplacedByViewsIntoItself) {
   WriteSafetensors(path, std::vector<NamedTensor>{{"x", {data.data(), DType::kF32, {50, 100}}}});
   const SafetensorsFile old(path);
   const ConstTensorView view = old.tensor("x");
-  WriteSafetensors(path, std::vector<NamedTensor>{{"y", {view.data(), DType::kF32, {100, 50}, {1, 100}}}});
-  EXPECT_EQ(RowMajorBytes(view), std::string(data.begin(), data.end()));
+  const auto replace = [&] {
+    WriteSafetensors(path, std::vector<NamedTensor>{{"y", {view.data(), DType::kF32, {100, 50}, {1, 100}}}});
+  };
+#if defined(_WIN32)  // which replaces no file that is mapped
+  EXPECT_THAT(replace, ThrowsMessage<FileError>(StartsWith(path + ": cannot write: ")));
+  EXPECT_EQ(NumFiles(), 1);
+#else
+  replace();
   EXPECT_EQ(RowMajorBytes(SafetensorsFile(path).tensor("y")).substr(4, 4),
             std::string(data.begin() + 400, data.begin() + 404));
+#endif
+  EXPECT_EQ(RowMajorBytes(view), std::string(data.begin(), data.end()));
 }
 
 TEST_F(SafetensorsTest, ViewsSurviveAMove) {
