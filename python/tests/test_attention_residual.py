@@ -109,6 +109,42 @@ class TestTorch:
         assert torch.autograd.gradcheck(function, given[:2])
         torch.library.opcheck(torch.ops.heed.attention_residual.default, (*given, 1e-6, 1.0, None))
 
+    @pytest.mark.parametrize("weighted", [False, True])
+    def test_second_derivatives_and_forward_mode(self, weighted):
+        import heed.torch
+
+        torch, given = self.torch, self.given()[: 3 if weighted else 2]
+        function = lambda *x: heed.torch.attention_residual(*x, eps=0.1, scale=0.5)  # noqa: E731
+        assert torch.autograd.gradgradcheck(function, given)
+        assert torch.autograd.gradcheck(function, given, check_forward_ad=True, check_backward_ad=False)
+        with torch.no_grad():
+            given[1][0, 0] = 0  # a row of zeros
+            given[1][1] *= 1e30
+        (first,) = torch.autograd.grad(function(*given).square().sum(), given[:1], create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), given[:1])
+        assert second.isfinite().all()
+        tangents = [torch.ones_like(x) for x in given]
+        (o, p), _ = torch.func.jvp(lambda *x: heed.torch.attention_residual(*x, return_weights=True), tuple(
+            x.detach() for x in given), tuple(tangents))
+        for ours, kernel in zip((o, p), heed.torch.attention_residual(*given, return_weights=True)):
+            torch.testing.assert_close(ours, kernel)
+
+    def test_second_derivatives_keep_memory_linear_in_layers_and_tokens(self):
+        import heed.torch
+
+        torch, sizes = self.torch, []
+        for tokens in (32, 64):
+            query, residuals = torch.zeros(8, requires_grad=True), torch.randn(5, tokens, 8, requires_grad=True)
+            largest = 0
+            with torch.profiler.profile(profile_memory=True) as profile:
+                (first,) = torch.autograd.grad(heed.torch.attention_residual(query, residuals).square().sum(), query,
+                                               create_graph=True)
+                first.sum().backward()
+            for event in profile.events():
+                largest += max(event.cpu_memory_usage, 0) if hasattr(event, "cpu_memory_usage") else 0
+            sizes.append(largest)
+        assert sizes[1] < 2.2 * sizes[0]
+
     def test_layers_in_a_list(self):
         import heed.torch
 

@@ -103,3 +103,33 @@ def test_in_torch():
     torch.library.opcheck(torch.ops.heed.merge_linear.default, (*given[:4], None))
     with pytest.raises(heed.InvalidArgument, match="^merge_linear: lse is of type int, expected a tensor"):
         heed.torch.merge_linear(given[0], 3, given[2], given[3])
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_second_derivatives_and_forward_mode_in_torch(gated):
+    torch = pytest.importorskip("torch")
+    import heed.torch
+
+    given = [torch.from_numpy(x).requires_grad_() for x in inputs(B=1, T=4, H=2, D=3)]
+    given = given if gated else given[:4]
+
+    def function(o, lse, num, den, gate=None):
+        return heed.torch.merge_linear(o, lse, num, den, gate=gate)
+
+    assert torch.autograd.gradgradcheck(function, given)
+    assert torch.autograd.gradcheck(function, given, check_forward_ad=True, check_backward_ad=False)
+    with torch.no_grad():  # rows without one of the parts, or both, and a large lse
+        given[1][0, :, :2] = -torch.inf
+        given[0][0, :2] = torch.nan
+        given[3][0, 1:3] = 0
+        given[2][0, 1:3] = 0
+        given[1][0, :, 3] = 800
+    primals = [x.detach() for x in given]
+    o, along = torch.func.jvp(function, tuple(primals), tuple(torch.ones_like(x) for x in primals))
+    torch.testing.assert_close(o, function(*primals))
+    incoming = torch.ones_like(o)
+    gradients = torch.autograd.grad(function(*given), given, incoming)
+    assert torch.isclose(along.sum(), sum(x.sum() for x in gradients))
+    first = torch.autograd.grad(function(*given).square().sum(), given, create_graph=True)
+    second = torch.autograd.grad(sum(x.sum() for x in first), given)
+    assert all(x.isfinite().all() for x in second)

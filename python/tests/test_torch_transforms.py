@@ -75,8 +75,8 @@ OPERATORS = [*NAMES, *scans.DESCRIPTIONS, "attention", "attention_residual", "ca
              "linformer", "log_linear_attention", "longformer", "merge_linear", "nsa", "rotary", "t5_bias",
              "token_shift"]
 LINEAR = ["rotary", "t5_bias"]  # whose derivative of forward mode is the operator itself
-TWICE = [*NAMES, *scans.DESCRIPTIONS, "attention", "causal_conv1d", "gated_rows", "linformer",
-         "token_shift"]  # which have second derivatives
+TWICE = [*NAMES, *scans.DESCRIPTIONS, "attention", "attention_residual", "causal_conv1d", "gated_rows", "linformer",
+         "merge_linear", "token_shift"]  # which have second derivatives
 
 
 def test_every_operator_is_here():

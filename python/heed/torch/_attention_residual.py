@@ -11,7 +11,7 @@ from torch import Tensor
 
 import heed
 from heed import InvalidArgument, _core, _signatures
-from heed.torch import _dispatch
+from heed.torch import _composed_derivatives, _dispatch
 
 _TENSORS = "Tensor query, Tensor residuals, Tensor? weight"
 _OPTIONS = "float eps, float scale, int? threads"
@@ -56,10 +56,34 @@ def _fake_backward(grad, query, residuals, weight, needed, eps, scale, threads):
     return [x for x in _new_gradients((query, residuals, weight), needed) if x is not None]
 
 
+def _composition(query, residuals, weight, eps, scale, threads):
+    """o and the probabilities."""
+    rows, query = residuals.double(), query.double()  # no square overflows
+    query = query if weight is None else query * weight.double()
+    squares = torch.einsum("...d,...d->...", rows, rows) / rows.shape[-1]
+    p = torch.softmax(scale * (rows @ query) * torch.rsqrt(squares + eps), 0)
+    wide = torch.promote_types(residuals.dtype, torch.float32)
+    p = p.to(wide)
+    return torch.einsum("l...,l...d->...d", p, residuals.to(wide)).to(residuals.dtype), p
+
+
+def _composed(*arguments):
+    return _composition(*arguments)[0]
+
+
 def _differentiate(needed, of_results, *arguments):
     wanted = [bool(need) for need in needed[:3]]
-    found = _backward_operator(of_results[0], *arguments[:3], wanted, *arguments[3:])
+    tensors, options = arguments[:3], arguments[3:]
+    if _dispatch.in_forward_mode():
+        found = _composed_derivatives.gradients(_composed, of_results[0], wanted, tensors, options)
+    else:
+        found = _backward_operator(of_results[0], *tensors, wanted, *options)
     return dict(zip((i for i, want in enumerate(wanted) if want), found))
+
+
+def _differentiate_twice(needed, of_results, grad, query, residuals, weight, computed, *options):
+    return _composed_derivatives.of_gradients(_composed, needed[:4], of_results, grad, computed,
+                                              (query, residuals, weight), options)
 
 
 _backward_operator = _dispatch.define(
@@ -67,6 +91,7 @@ _backward_operator = _dispatch.define(
     f"(Tensor grad, {_TENSORS}, bool[] needed, {_OPTIONS}) -> Tensor[]",
     _backward,
     _fake_backward,
+    gradients=_differentiate_twice,
     names=("the gradient of o", "query", "residuals", "weight", "needed", "eps", "scale", "threads"),
 )
 _operator = _dispatch.define(
@@ -99,7 +124,12 @@ def attention_residual(
     _dispatch.check_tensors("attention_residual", query=query, residuals=residuals)
     if weight is not None:
         _dispatch.check_tensors("attention_residual", weight=weight)
-    results = _dispatch.call("attention_residual", _operator, query, residuals, weight, eps, scale, threads)
+    arguments = (query, residuals, weight, eps, scale, threads)
+    if _dispatch.in_forward_mode():
+        o, p = _composition(*arguments)
+        results = o, p.detach()
+    else:
+        results = _dispatch.call("attention_residual", _operator, *arguments)
     return tuple(results) if return_weights else results[0]
 
 
@@ -107,6 +137,6 @@ attention_residual.__module__ = "heed.torch"
 attention_residual.__doc__ = _signatures.text_on_tensors(heed.attention_residual) + """
 
 In PyTorch. residuals may be a list of tensors [..., D], which are copied into one. Gradients reach query, residuals and
-weight; there is no second derivative, and none of the probabilities. The operator is
+weight, those of second derivatives and of forward mode too, but none the probabilities. The operator is
 torch.ops.heed.attention_residual."""
 attention_residual.__signature__ = _signatures.of_tensors(heed.attention_residual)

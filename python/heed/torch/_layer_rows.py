@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from heed import _core
-from heed.torch import _dispatch, _second_derivatives
+from heed.torch import _composed_derivatives, _dispatch
 
 _ACTIVATIONS = {"silu": F.silu, "sigmoid": torch.sigmoid, "log_sigmoid": F.logsigmoid}
 
@@ -70,38 +70,18 @@ def _define(name: str, arguments: str, new_result: Callable[..., Tensor], compos
         backward_kernel(grad, *given, *gradients)
         return [x for x in gradients if x is not None]
 
-    def of_composition(grad: Any, needed: Sequence[bool], tensors: Sequence[Any], options: Sequence[Any]) -> Any:
-        """The gradients of those of the tensors that are needed."""
-        places = [i for i, need in enumerate(needed) if need]
-
-        def function(*wanted):
-            complete = list(tensors)
-            for i, x in zip(places, wanted):
-                complete[i] = x
-            return (composed(*complete, *options),)
-
-        return _second_derivatives.vjp(function, [tensors[i] for i in places], (grad,))
-
     def differentiate(needed, of_results, *given):
         wanted = [bool(need) for need in needed[:3]]
         if _dispatch.in_forward_mode():
-            found = of_composition(of_results[0], wanted, given[:3], given[3:])
+            found = _composed_derivatives.gradients(composed, of_results[0], wanted, given[:3], given[3:])
         else:
             found = backward_operator(of_results[0], wanted, *given)
         return dict(zip((i for i, want in enumerate(wanted) if want), found))
 
     def differentiate_twice(needed, of_results, grad, computed, *given):
-        tensors = (grad, *given[:3])
-        places = [i for i, need in enumerate((needed[0], *needed[2:5])) if need]
-
-        def function(*wanted):
-            complete = list(tensors)
-            for i, x in zip(places, wanted):
-                complete[i] = x
-            return of_composition(complete[0], computed, complete[1:], given[3:])
-
-        found = _second_derivatives.vjp(function, [tensors[i] for i in places], of_results)
-        return dict(zip((i + (i > 0) for i in places), found))
+        found = _composed_derivatives.of_gradients(composed, (needed[0], *needed[2:5]), of_results, grad, computed,
+                                                   given[:3], given[3:])
+        return {i + (i > 0): x for i, x in found.items()}
 
     backward_operator = _dispatch.define(
         f"{name}_backward", f"(Tensor grad, bool[] needed, {arguments}) -> Tensor[]", backward,
