@@ -19,13 +19,21 @@
 #include "heed/core/carver.h"
 #include "heed/ops/gated/log_linear_attention/log_linear_attention_internal.h"
 #include "heed/simd/convert-inl.h"
-#include "heed/simd/tile-inl.h"
+#include "heed/simd/products-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::log_linear_attention::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
+
+using hs::LoadRow;
+using hs::Multiply;
+using hs::MultiplyLower;
+using hs::MultiplyPairs;
+using hs::MultiplyUpper;
+using hs::StoreRow;
+using hs::TransposeRows;
 
 constexpr int64_t kTokens = 64;  // per chunk
 constexpr int64_t kMaxLevels = 64;
@@ -49,75 +57,6 @@ HWY_INLINE void ForRuns(int64_t p, int64_t i, const F& f) {
     if (last > 0) f(level, std::max<int64_t>(first, 0), last);
   }
   f(0, i, i + 1);
-}
-
-// out[i][j] += sum_l a[i a_row + l a_step] b[l][j], l ascending, of whole vectors.
-template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void Multiply(D d, const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step, int64_t count,
-                           int64_t rows, int64_t columns, T* out, int64_t out_row) {
-  constexpr size_t N = hn::MaxLanes(D());
-  const size_t vectors = (static_cast<size_t>(columns) + N - 1) / N;
-  hs::ForTiles<hs::kShapes.tile_vectors>(0, vectors, [&](auto c, size_t j) HWY_ATTR {
-    hs::ForTiles<hs::TileRows<c.value>()>(0, static_cast<size_t>(rows), [&](auto r, size_t i) HWY_ATTR {
-      const auto at = static_cast<int64_t>(i);
-      hs::AccumulateTile<r.value, c.value, false>(d, a + at * a_row, a_row, a_step, b + j * N, b_step,
-                                                  static_cast<size_t>(count), out + at * out_row + j * N, out_row);
-    });
-  });
-}
-
-// Products of rows with columns up to their own, at least: out[i][r] = <a_i, b_r> for r <= i, the rest of a row is
-// other products or unchanged.
-template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void MultiplyPairs(D d, const T* a, int64_t a_row, const T* bT, int64_t count, int64_t tokens, T* out) {
-  constexpr size_t N = hn::MaxLanes(D());
-  std::memset(out, 0, static_cast<size_t>(tokens * kTokens) * sizeof(T));
-  hs::ForTiles<hs::kShapes.tile_vectors>(0, (static_cast<size_t>(tokens) + N - 1) / N, [&](auto c, size_t j) HWY_ATTR {
-    const size_t first = j * N;  // rows before it have no column here
-    hs::ForTiles<hs::TileRows<c.value>()>(first, static_cast<size_t>(tokens), [&](auto r, size_t i) HWY_ATTR {
-      const auto at = static_cast<int64_t>(i);
-      hs::AccumulateTile<r.value, c.value, false>(d, a + at * a_row, a_row, 1, bT + j * N, kTokens,
-                                                  static_cast<size_t>(count), out + at * kTokens + j * N, kTokens);
-    });
-  });
-}
-
-// out[i] += sum over l <= i of a[i][l] b[l], with a[i][l] = -0 for l > i. Rows b[l] that a row of out must not see may
-// be NaN.
-template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void MultiplyLower(D d, const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step,
-                                int64_t tokens, int64_t columns, T* out, int64_t out_row) {
-  constexpr size_t N = hn::MaxLanes(D());
-  const size_t vectors = (static_cast<size_t>(columns) + N - 1) / N;
-  hs::ForTiles<hs::kShapes.tile_vectors>(0, vectors, [&](auto c, size_t j) HWY_ATTR {
-    hs::ForTiles<hs::TileRows<c.value>()>(0, static_cast<size_t>(tokens), [&](auto r, size_t i) HWY_ATTR {
-      const auto at = static_cast<int64_t>(i);
-      T* to = out + at * out_row + j * N;
-      const T* from = b + j * N;
-      hs::AccumulateTile<r.value, c.value, false>(d, a + at * a_row, a_row, a_step, from, b_step, i, to, out_row);
-      hs::AccumulateTile<r.value, c.value, true>(d, a + at * a_row + at * a_step, a_row, a_step, from + at * b_step,
-                                                 b_step, static_cast<size_t>(r.value), to, out_row);
-    });
-  });
-}
-
-// out[l] += sum over i >= l of a[i][l] b[i], with the same a.
-template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void MultiplyUpper(D d, const T* a, const T* b, int64_t b_step, int64_t tokens, int64_t columns, T* out,
-                                int64_t out_row) {
-  constexpr size_t N = hn::MaxLanes(D());
-  const size_t vectors = (static_cast<size_t>(columns) + N - 1) / N;
-  hs::ForTiles<hs::kShapes.tile_vectors>(0, vectors, [&](auto c, size_t j) HWY_ATTR {
-    hs::ForTiles<hs::TileRows<c.value>()>(0, static_cast<size_t>(tokens), [&](auto r, size_t l) HWY_ATTR {
-      const auto at = static_cast<int64_t>(l), after = at + static_cast<int64_t>(r.value);
-      T* to = out + at * out_row + j * N;
-      const T *column = a + at, *from = b + j * N;
-      hs::AccumulateTile<r.value, c.value, true>(d, column + at * kTokens, 1, kTokens, from + at * b_step, b_step,
-                                                 static_cast<size_t>(r.value), to, out_row);
-      hs::AccumulateTile<r.value, c.value, false>(d, column + after * kTokens, 1, kTokens, from + after * b_step,
-                                                  b_step, static_cast<size_t>(tokens - after), to, out_row);
-    });
-  });
 }
 
 // The buffers of a thread. Rows of K or V channels are padded to Kp and Vp, with zeros; a T in a name: transposed, with
@@ -183,32 +122,6 @@ struct Chunk {
     }
   }
 };
-
-// `to` has whole vectors, with zeros beyond n.
-template <class D, class S, class T = hn::TFromD<D>>
-HWY_INLINE void LoadRow(D d, const S* from, int64_t n, int64_t padded, T* to) {
-  constexpr int64_t N = hn::MaxLanes(D());
-  for (int64_t i = 0; i < padded; i += N) {
-    const int64_t left = n - i;
-    hn::Store(left <= 0 ? hn::Zero(d) : hs::LoadWideN(d, from + i, static_cast<size_t>(std::min(left, N))), d, to + i);
-  }
-}
-template <class D, class S, class T = hn::TFromD<D>>
-HWY_INLINE void StoreRow(D d, const T* from, int64_t n, S* to) {
-  constexpr int64_t N = hn::MaxLanes(D());
-  for (int64_t i = 0; i < n; i += N) {
-    hs::StoreRounded(d, hn::LoadU(d, from + i), to + i, static_cast<size_t>(std::min(N, n - i)));
-  }
-}
-
-// Columns beyond the tokens of a chunk are zeros.
-template <class T>
-HWY_INLINE void TransposeRows(const T* from, int64_t row, int64_t tokens, int64_t channels, T* to) {
-  for (int64_t c = 0; c < channels; ++c) {
-    for (int64_t i = 0; i < tokens; ++i) to[c * kTokens + i] = from[i * row + c];
-    std::fill(to + c * kTokens + tokens, to + (c + 1) * kTokens, T{0});
-  }
-}
 
 // Loads `count` tokens from `token` on. A gate above 1 counts as 1.
 template <class S, class D, class T = hn::TFromD<D>>

@@ -163,9 +163,9 @@ HWY_INLINE void ReadGradients(D d, const Call& call, const Before<T>& before, Ch
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void PairGradients(D d, const Call& call, int64_t p, int64_t count, Chunk<T>& chunk) {
   const int64_t K = call.K, V = call.V, Kp = chunk.Kp, Vp = chunk.Vp;
-  TransposeRows(chunk.k, Kp, count, K, chunk.kT);
-  MultiplyPairs(d, chunk.q, Kp, chunk.kT, K, count, chunk.pairs);
-  MultiplyPairs(d, chunk.d_o, Vp, chunk.vT, V, count, chunk.dpairs);
+  TransposeRows(chunk.k, Kp, count, K, chunk.kT, kTokens);
+  MultiplyPairs(d, chunk.q, Kp, chunk.kT, K, count, chunk.pairs, kTokens);
+  MultiplyPairs(d, chunk.d_o, Vp, chunk.vT, V, count, chunk.dpairs, kTokens);
   for (int64_t i = 0; i < count; ++i) {
     T *HWY_RESTRICT row = chunk.pairs + i * kTokens, *HWY_RESTRICT of_row = chunk.dpairs + i * kTokens;
     const T* HWY_RESTRICT decays = chunk.decay + i * kTokens;
@@ -188,9 +188,9 @@ HWY_INLINE void PairGradients(D d, const Call& call, int64_t p, int64_t count, C
     std::fill(row + i + 1, row + count, T{-0.0});
     std::fill(of_row + i + 1, of_row + count, T{-0.0});
   }
-  MultiplyUpper(d, chunk.pairs, chunk.d_o, Vp, count, V, chunk.dv, Vp);
-  MultiplyLower(d, chunk.dpairs, kTokens, 1, chunk.k, Kp, count, K, chunk.dq, Kp);
-  MultiplyUpper(d, chunk.dpairs, chunk.q, Kp, count, K, chunk.dk, Kp);
+  MultiplyUpper(d, chunk.pairs, kTokens, chunk.d_o, Vp, count, V, chunk.dv, Vp);
+  MultiplyLower(d, chunk.dpairs, kTokens, chunk.k, Kp, count, K, chunk.dq, Kp);
+  MultiplyUpper(d, chunk.dpairs, kTokens, chunk.q, Kp, count, K, chunk.dk, Kp);
 }
 
 template <class T, class S>
@@ -253,8 +253,8 @@ HWY_INLINE void BackwardHead(const Call& call, const BackwardInputs& in, const G
       LoadRow(d, t.as<S>() + s.batch * t.stride(0) + (token + i) * t.stride(1) + h * t.stride(2), V, Vp,
               chunk.d_o + i * Vp);
     }
-    TransposeRows(chunk.d_o, Vp, count, V, chunk.d_oT);
-    TransposeRows(chunk.v, Vp, count, V, chunk.vT);
+    TransposeRows(chunk.d_o, Vp, count, V, chunk.d_oT, kTokens);
+    TransposeRows(chunk.v, Vp, count, V, chunk.vT, kTokens);
     std::memset(chunk.dq, 0, static_cast<size_t>(count * Kp) * sizeof(T));
     std::memset(chunk.dk, 0, static_cast<size_t>(count * Kp) * sizeof(T));
     std::memset(chunk.dv, 0, static_cast<size_t>(count * Vp) * sizeof(T));

@@ -52,8 +52,8 @@ HWY_INLINE void ForwardHead(const Call& call, const Inputs& in, const Outputs& o
       WeightQueries(d, call, p, count, j, chunk);
       Multiply(d, chunk.qs, Kp, 1, chunk.state[j], Vp, K, count, V, chunk.o, Vp);
     }
-    TransposeRows(chunk.k, Kp, count, K, chunk.kT);
-    MultiplyPairs(d, chunk.q, Kp, chunk.kT, K, count, chunk.pairs);
+    TransposeRows(chunk.k, Kp, count, K, chunk.kT, kTokens);
+    MultiplyPairs(d, chunk.q, Kp, chunk.kT, K, count, chunk.pairs, kTokens);
     for (int64_t i = 0; i < count; ++i) {
       T* HWY_RESTRICT row = chunk.pairs + i * kTokens;
       const T* HWY_RESTRICT decays = chunk.decay + i * kTokens;
@@ -63,7 +63,7 @@ HWY_INLINE void ForwardHead(const Call& call, const Inputs& in, const Outputs& o
       });
       std::fill(row + i + 1, row + count, T{-0.0});
     }
-    MultiplyLower(d, chunk.pairs, kTokens, 1, chunk.v, Vp, count, V, chunk.o, Vp);
+    MultiplyLower(d, chunk.pairs, kTokens, chunk.v, Vp, count, V, chunk.o, Vp);
     for (int64_t i = 0; i < count; ++i) {
       StoreRow(d, chunk.o + i * Vp, V,
                out.o.as<S>() + s.batch * out.o.stride(0) + (token + i) * out.o.stride(1) + h * out.o.stride(2));
