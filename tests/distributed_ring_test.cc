@@ -157,9 +157,17 @@ TEST(DistributedRing, PartsMoveWhileARankComputes) {
   const Passes passes = RunRing(Order::kContiguous, false, true);
   for (size_t rank = 0; rank < kRanks; ++rank) {
     // Keys and values of the next step start before a step computes; the results are merged and rounded at last.
-    EXPECT_EQ(passes.forward[rank], "ssCff" "ssCff" "C") << rank;
+    EXPECT_EQ(passes.forward[rank],
+              "ssCff"
+              "ssCff"
+              "C")
+        << rank;
     // Gradients of a step move while the next one computes, beside its keys and values.
-    EXPECT_EQ(passes.backward[rank], "ssCffss" "ssCffffss" "Cffssff") << rank;
+    EXPECT_EQ(passes.backward[rank],
+              "ssCffss"
+              "ssCffffss"
+              "Cffssff")
+        << rank;
   }
 }
 

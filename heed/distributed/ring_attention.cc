@@ -233,8 +233,7 @@ void RingBackward(Context& ctx, const Group& group, const std::vector<std::vecto
         const TensorView dbias = SliceUnlessOne(SliceUnlessOne(out.dbias, 2, rows.first, rows.range.size()), 1,
                                                 keys.range.begin, keys.range.size());
         Owned dk_part = ZerosLike(of_k, k_here, dtype), dv_part = ZerosLike(of_v, v_here, dtype);
-        const Owned dq_part = ZerosLike(of_q, q, dtype),
-                    dbias_part = ZerosLike(dbias.present(), dbias, dbias.dtype()),
+        const Owned dq_part = ZerosLike(of_q, q, dtype), dbias_part = ZerosLike(dbias.present(), dbias, dbias.dtype()),
                     // dsinks depends on o alone, so that one call has all of it.
             dsinks_part = ZerosLike(own && out.dsinks.present(), out.dsinks, out.dsinks.dtype()),
                     dalibi_part = ZerosLike(out.dalibi.present(), out.dalibi, out.dalibi.dtype());
