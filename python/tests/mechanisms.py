@@ -21,10 +21,12 @@ DESCRIPTIONS = {name: _described(of) for name, of in _core._mechanisms.items() i
 NAMES = sorted(DESCRIPTIONS)
 INPUTS = {name: DESCRIPTIONS[name]["inputs"] for name in NAMES}
 OPTIONAL = {name: DESCRIPTIONS[name]["optional"] for name in NAMES}
-WITH_STATE = [name for name in NAMES if DESCRIPTIONS[name]["has_state"] and len(DESCRIPTIONS[name]["state"]) < 3]
-CONSTANT = ("A", "D", "dt_bias", "u")  # per head, not per token
+# Calls of these have one state; mechanisms with several have tests of their own.
+WITH_STATE = [name for name, of in sorted(DESCRIPTIONS.items())
+              if len(of["state"]) == 1 or (len(of["state"]) == 2 and "normalize" in of["settings"])]
+CONSTANT = ("A", "D", "dt_bias", "u", "center")  # per head, not per token
 ROWS = 20  # rows of projections
-FRACTIONS = ("beta", "erase", "write")
+FRACTIONS = ("beta", "beta_A", "erase", "write")
 DELTA = {"beta", "erase", "a"}  # keys of delta rules are of norm 1
 STEPS = 2  # steps per token, where it takes several
 
@@ -37,7 +39,7 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
     if DESCRIPTIONS[name]["several_writes"]:
         keys, values, gates = ((*shape[:2], STEPS, *shape[2:]) for shape in (keys, values, gates))
     shapes = {"projection": (ROWS, K), "u": (HV, K), "q": q, "r": keys, "k": keys, "B": keys, "C": keys, "v": values,
-              "i": values, "x": values, "z": values}
+              "i": values, "x": values, "z": values, "center": (H,)}
     result = {}
     for argument in INPUTS[name]:
         if DESCRIPTIONS[name]["channels"]:
@@ -46,10 +48,12 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
         elif argument == "log_decay":
             by_key, constant = (B, T, HV, K), (HV,)
             shapes_of_decays = {"gla": by_key, "hgrn2": by_key, "rwkv6": by_key, "rwkv7": by_key, "kda": by_key,
-                                "gdn2": by_key, "rwkv5": (HV, K),
+                                "gdn2": by_key, "precond_kda": by_key, "rwkv5": (HV, K),
                                 "retention": constant, "lightning": constant}
             shape = shapes_of_decays.get(name, (B, T, HV))
             result[argument] = -0.2 * rng.exponential(size=shape)
+        elif argument == "log_decay_A":
+            result[argument] = -0.2 * rng.exponential(size=(B, T, H))
         elif argument == "log_decay_v":
             result[argument] = -0.2 * rng.exponential(size=values)
         elif "f" in INPUTS[name] and argument in "if":  # before their exponential and sigmoid
@@ -61,7 +65,7 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
             result[argument] = rng.random((B, T)) < 0.8
             result[argument][:, 0] = True
         elif argument in FRACTIONS:
-            shape = {"beta": gates, "erase": (B, T, HV, K), "write": values}[argument]
+            shape = {"beta": gates, "beta_A": (B, T, H), "erase": (B, T, HV, K), "write": values}[argument]
             result[argument] = rng.uniform(0.1, 1, size=shape)
         elif argument in ("p", "b"):  # nearly the key, so that states stay what they are
             result[argument] = 0.9 * result["k"] + 0.02 * rng.standard_normal(keys)

@@ -216,7 +216,7 @@ WITH_NORMALIZER = [name for name, of in DESCRIPTIONS.items() if of["state_type"]
 def test_states_and_gradients_can_be_pickled(name):
     values = arguments(name, T=3)
     options = {"causal": True} if "causal" in DESCRIPTIONS[name]["settings"] else {}
-    _, state = getattr(heed, name)(*values.values(), return_state=True, **options)
+    _, state = getattr(heed, name)(**values, return_state=True, **options)
     kind = getattr(heed, type(state).__name__)
     assert type(state) is kind and kind.__name__ in heed.__all__ and kind.__module__ == "heed" and kind.__doc__
     for copied in (pickle.loads(pickle.dumps(state)), copy.deepcopy(state), copy.copy(state)):
@@ -224,7 +224,7 @@ def test_states_and_gradients_can_be_pickled(name):
         for a, b in zip(copied, state, strict=True):
             np.testing.assert_array_equal(a, b)
     tensors = {key: torch.from_numpy(x) for key, x in values.items()}
-    _, state = getattr(heed.torch, name)(*tensors.values(), return_state=True, **options)
+    _, state = getattr(heed.torch, name)(**tensors, return_state=True, **options)
     file = io.BytesIO()
     torch.save(state, file)
     loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=False)

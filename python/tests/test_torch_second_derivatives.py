@@ -41,7 +41,7 @@ def tensor(name, argument, shape):
         return -0.3 * x.exp()
     if argument in ("dt", "delta", "dt_bias", "delta_bias"):
         return 0.2 * x.abs() + 0.1
-    if argument in ("beta", "erase", "write"):
+    if argument in ("beta", "beta_A", "erase", "write"):
         return x.sigmoid()
     if argument.startswith("log_"):
         return 0.3 * x - 1
@@ -66,7 +66,7 @@ def call(name, with_states=False, sizes=(), **options):
         _, *states = mechanism.new_results(tuple(arguments.values()))
         for state, like in zip(mechanism.states, states):
             x = torch.randn(like.shape, dtype=torch.float64)
-            x = x.abs() + 1.5 if state.name in ("z", "den") else x
+            x = x.abs() + 1.5 if state.name in ("z", "den", "A") else x
             arguments[f"initial_{state.name}"] = x if like.dim() > 1 else None
     return arguments
 
