@@ -6,9 +6,9 @@ named and left out; `pip install onnxruntime onnx jax` brings two of them.
 
 Peers: ONNX Runtime's contrib operator LinearAttention; the causal product of pytorch-fast-transformers, C++; the chunk
 form of linear attention in plain PyTorch, as GPU libraries arrange it; the recurrence in plain PyTorch, token by token;
-the same as a scan of JAX, compiled; torch.fft; Mamba, Mamba-2, RecurrentGemma, Qwen3-Next, Kimi
-Linear, xLSTM and RWKV-4 as Transformers computes them where no GPU library is. One thread is timed by the CPU time of
-the process, as some of them work on threads of their own.
+the same as a scan of JAX, compiled; MesaNet by chunks and by direct solutions; torch.fft; Mamba, Mamba-2,
+RecurrentGemma, Qwen3-Next, Kimi Linear, xLSTM and RWKV-4 as Transformers computes them where no GPU library is. One
+thread is timed by the CPU time of the process, as some of them work on threads of their own.
 
 Usage: compare_recurrent.py [FILTER] [--json] [--threads 1] [--rounds 5] [--tokens 2048]
 Example: compare_recurrent.py 'gla/.*/jax'
@@ -20,6 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import turns
+from mesa_peers import mesa_chunks, mesa_solve
 
 TOLERANCE = 1e-4  # relative, of sums over thousands of tokens in float32, on both sides
 CHUNK = 64
@@ -137,6 +138,27 @@ class DeltaProblem(GatedProblem):
         self.name, self.k = name, torch.nn.functional.normalize(self.k, dim=-1)
         self.beta = torch.rand(1, tokens, heads, generator=torch.Generator().manual_seed(2))
         self.leaves = [self.q, self.k, self.v, self.gate, self.beta]
+
+
+class MesaProblem(DeltaProblem):
+    """q, k of norm 1, v, beta, the regularisation and log decays, with 30 steps of the solver."""
+
+    def __init__(self, torch, heed, name, tokens, heads, keys, values):
+        super().__init__(torch, heed, name, tokens, heads, keys, values)
+        lamb = 0.75 + torch.rand(heads, keys, generator=torch.Generator().manual_seed(3))
+        self.leaves = [self.q, self.k, self.v, self.beta, lamb, self.gate]
+
+    def ours(self, backward, threads):
+        *arrays, gate = (leaf.contiguous().numpy() for leaf in self.leaves)
+        d_o, options = self.d_o.numpy(), dict(log_decay=gate, threads=threads)
+
+        def run():
+            if not backward:
+                return [self.heed.mesa(*arrays, **options)]
+            o, x = self.heed.mesa(*arrays, **options, return_solution=True)
+            return [o, *self.heed.mesa_backward(d_o, *arrays, **options, solution=x)[:-1]]
+
+        return run
 
 
 class MlstmProblem(GatedProblem):
@@ -471,6 +493,7 @@ PEERS_OF = {
     "ssd": {"transformers": transformers_ssd},
     "gated_delta_rule": {"transformers": transformers_gated_delta, "onnxruntime": onnx, "jax": jax_scan},
     "kda": {"transformers": transformers_kda, "jax": jax_scan},
+    "mesa": {"chunks": mesa_chunks, "solve": mesa_solve},
     "mlstm": {"transformers": transformers_mlstm},
     "rwkv4": {"transformers": transformers_rwkv4},
     "selective_scan": {"transformers": transformers_mamba, "jax": jax_mamba},
@@ -479,17 +502,18 @@ PEERS_OF = {
     "long_convolution": {"torch.fft": torch_fft},
     "long_convolution_65536": {"torch.fft": torch_fft},
 }
-PROBLEMS = {"ssd": SsdProblem, "gated_delta_rule": DeltaProblem, "kda": DeltaProblem, "mlstm": MlstmProblem,
-            "rwkv4": Rwkv4Problem, "selective_scan": ScanProblem, "rg_lru": ScanProblem, "s4d": ScanProblem,
-            "long_convolution": ScanProblem, "long_convolution_65536": ScanProblem}
+PROBLEMS = {"ssd": SsdProblem, "gated_delta_rule": DeltaProblem, "kda": DeltaProblem, "mesa": MesaProblem,
+            "mlstm": MlstmProblem, "rwkv4": Rwkv4Problem, "selective_scan": ScanProblem, "rg_lru": ScanProblem,
+            "s4d": ScanProblem, "long_convolution": ScanProblem, "long_convolution_65536": ScanProblem}
 # Heads, keys, values.
 SHAPES = {"linear": (12, 64, 64), "simple_gla": (6, 64, 128), "gla": (6, 64, 128), "ssd": (24, 128, 64),
-          "gated_delta_rule": (6, 128, 128), "kda": (6, 128, 128), "mlstm": (6, 128, 128), "rwkv4": (6, 128, 128),
+          "gated_delta_rule": (6, 128, 128), "kda": (6, 128, 128), "mesa": (4, 64, 64), "mlstm": (6, 128, 128),
+          "rwkv4": (6, 128, 128),
           "selective_scan": (12, 16, 128), "rg_lru": (20, 1, 128), "s4d": (4, 32, 128),
           "long_convolution": (6, 128, 128), "long_convolution_65536": (1, 16, 16)}
 # Tokens where they are not the usual number; training alone takes fewer where autograd keeps a tensor per token.
 TOKENS = {"long_convolution_65536": 65536}
-TRAINED_TOKENS = {"selective_scan": 512, "rg_lru": 512}
+TRAINED_TOKENS = {"selective_scan": 512, "rg_lru": 512, "mesa": 1024}
 GOALS = {("linear", "forward", "onnxruntime"): 5, ("gla", "forward", "onnxruntime"): 3, ("linear", "train", "idiap"): 8,
          ("linear", "train", "chunks"): 8, ("gla", "train", "loop"): 40, ("gla", "train", "jax"): 40,
          ("ssd", "forward", "transformers"): 15, ("ssd", "train", "transformers"): 15,
@@ -497,6 +521,7 @@ GOALS = {("linear", "forward", "onnxruntime"): 5, ("gla", "forward", "onnxruntim
          ("gated_delta_rule", "forward", "onnxruntime"): 1.3, ("gated_delta_rule", "forward", "jax"): 2.5,
          ("gated_delta_rule", "train", "jax"): 30,
          ("kda", "forward", "transformers"): 25, ("kda", "train", "transformers"): 150,
+         **{("mesa", kind, peer): 5 for kind in ("forward", "train") for peer in ("chunks", "solve")},
          ("mlstm", "forward", "transformers"): 2.2, ("mlstm", "train", "transformers"): 3,
          ("selective_scan", "forward", "transformers"): 40, ("selective_scan", "train", "transformers"): 60,
          ("selective_scan", "forward", "jax"): 4, ("selective_scan", "train", "jax"): 10,

@@ -79,6 +79,9 @@ MODES = {"log_dt": zeros(4), "log_A_real": zeros(4, 3), "A_imag": zeros(4, 3), "
 LINEAR = {"o": O, "lse": LSE, "num": O, "den": zeros(2, 6, 4), "gate": [0.5] * 4}
 LEVELS = {"q": zeros(2, 6, 2, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 4, 5), "level_scales": zeros(2, 6, 4, 5),
           "log_decay": zeros(2, 6, 4), "initial_state": zeros(2, 4, 5, 8, 5), "positions": [1, 2]}
+MESA = {"q": zeros(2, 6, 2, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 2, 5), "beta": zeros(2, 6, 2),
+        "lamb": zeros(2, 8), "log_decay": zeros(2, 6, 2), "iterations": 3, "eps": 0.1,
+        "initial_state": zeros(2, 2, 8, 13)}
 RESIDUALS = {"query": zeros(8), "residuals": zeros(3, 2, 5, 8), "weight": zeros(8)}
 CALLS = {
     "advise": [{**SELF, "mechanisms": ["attention"], "dtypes": ["f32"]}],
@@ -99,6 +102,11 @@ CALLS = {
                                    "log_decay": zeros(2, 4), "positions": [1, 2]}],
     "longformer": [LONG | DROPOUT | {"out": O}],
     "longformer_backward": [{"do": O, **LONG, "o": O, "lse": LSE, "dlse": LSE}],
+    "mesa": [MESA | {"lengths": [6, 5], "starts": [0, 1], "return_state": True, "return_solution": True}],
+    "mesa_backward": [{"do": zeros(2, 6, 2, 5), **MESA, "dstate": zeros(2, 2, 8, 13), "solution": zeros(2, 6, 2, 8)}],
+    "mesa_step": [{"q": zeros(2, 2, 8), "k": zeros(2, 2, 8), "v": zeros(2, 2, 5), "beta": zeros(2, 2),
+                   "lamb": zeros(2, 8), "state": zeros(2, 2, 8, 13), "log_decay": zeros(2, 2), "iterations": 3,
+                   "eps": 0.1}],
     "merge_attention": [{"parts": [(O, LSE), (O, LSE)], "sinks": zeros(4)}],
     "merge_linear": [LINEAR],
     "merge_linear_backward": [{"do": O, **LINEAR}],

@@ -121,6 +121,10 @@ def calls():
               "level_scales": normal(2, 6, 4, 5)}
     yield "log_linear_attention", levels
     yield "log_linear_attention_backward", {"do": normal(2, 6, 4, 8), **levels}
+    mesa = {"q": normal(2, 6, 2, 8), "k": normal(2, 6, 2, 8), "v": normal(2, 6, 2, 5), "beta": np.abs(normal(2, 6, 2)),
+            "lamb": np.ones((2, 8), np.float32)}
+    yield "mesa", mesa
+    yield "mesa_backward", {"do": normal(2, 6, 2, 5), **mesa}
     residuals = {"query": normal(8), "residuals": normal(3, 2, 6, 8), "weight": normal(8)}
     yield "attention_residual", residuals
     yield "attention_residual_backward", {"do": normal(2, 6, 8), **residuals}

@@ -46,6 +46,7 @@ def test_public_names():
                  "merge_linear", "merge_linear_backward", "nsa", "nsa_backward", "NSACache", "certified_attention",
                  "attention_residual", "attention_residual_backward", "AttentionResidualGradients",
                  "log_linear_attention", "log_linear_attention_backward", "log_linear_attention_step",
+                 "mesa", "mesa_backward", "mesa_step", "MesaGradients",
                  "orthogonal_features", "KVCacheBase", "KVCache", "RingKVCache", "LatentKVCache", "load_cache",
                  "view", "View", "advise", "Advice", "Candidate", "set_num_threads", "get_num_threads", "set_checks",
                  "set_strict", "InvalidArgument", "Unsupported", "FileError", "__version__"):

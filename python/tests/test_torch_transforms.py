@@ -59,6 +59,9 @@ def case(name):
         "log_linear_attention": (lambda *x: heed.torch.log_linear_attention(*x[:4], log_decay=-x[4].exp()),
                                  [q, normal(2, 5, 2, 4, seed=2), normal(2, 5, 4, 3, seed=3), normal(2, 5, 4, 4),
                                   normal(2, 5, 4)]),
+        "mesa": (lambda *x: heed.torch.mesa(*x[:3], x[3].square(), x[4].exp(), log_decay=-x[5].exp()),
+                 [q, normal(2, 5, 2, 4, seed=2), normal(2, 5, 2, 3, seed=3), normal(2, 5, 2), normal(2, 4),
+                  normal(2, 5, 2, seed=4)]),
         "merge_linear": (lambda o, lse, num, den, gate: heed.torch.merge_linear(
             o, lse, num, den.exp(), gate=gate.exp()),
                          [q, normal(2, 2, 5), normal(2, 5, 2, 4, seed=5), normal(2, 5, 2), normal(2)]),
@@ -72,7 +75,7 @@ def case(name):
 
 
 OPERATORS = [*NAMES, *scans.DESCRIPTIONS, "attention", "attention_residual", "causal_conv1d", "gated_rows",
-             "linformer", "log_linear_attention", "longformer", "merge_linear", "nsa", "rotary", "t5_bias",
+             "linformer", "log_linear_attention", "longformer", "merge_linear", "mesa", "nsa", "rotary", "t5_bias",
              "token_shift"]
 LINEAR = ["rotary", "t5_bias"]  # whose derivative of forward mode is the operator itself
 TWICE = [*NAMES, *scans.DESCRIPTIONS, "attention", "attention_residual", "causal_conv1d", "gated_rows", "linformer",

@@ -1,6 +1,6 @@
 # The functions of fla.ops that are softmax attention, or whose arguments are unlike those of all others.
 """parallel_attn and its relatives, native sparse attention, mixtures of blocks, attention residuals, log-linear
-attention, Based, RWKV-4."""
+attention, MesaNet, Based, RWKV-4."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ import heed.select
 import heed.torch
 from heed import InvalidArgument, Unsupported
 from heed.compat._door import refuse, speaking
+from heed.compat._fla_modules import l2norm
+from heed.compat._norms import wide
 from heed.torch import _dispatch
 
 # The module of flash-linear-attention that has each function.
 PLACES = {
     "attn_decoding_one_step": "attn.decoding",
     "chunk_log_linear_attn": "log_linear_attn.chunk",
+    "chunk_mesa_net": "mesa_net.chunk",
     "fused_attnres": "attnres.fused",
     "fused_chunk_based": "based.fused_chunk",
     "fused_recurrent_rwkv4": "rwkv4.fused_recurrent",
+    "mesa_net_decoding_one_step": "mesa_net.decoding_one_step",
     "parallel_attn": "attn.parallel",
     "parallel_based": "based.parallel",
     "parallel_forgetting_attn": "forgetting_attn.parallel",
@@ -130,6 +134,63 @@ def chunk_log_linear_attn(
     refuse("chunk_log_linear_attn", "initial_state", initial_state, None)
     refuse("chunk_log_linear_attn", "output_final_state", output_final_state, False)
     return heed.torch.log_linear_attention(q, k, v, level_scales, log_decay=g, cu_seqlens=cu_seqlens), None
+
+
+_with_mesa_names = speaking(log_decay="g", iterations="max_CG_iteration", initial_state="h_kk_init")
+
+
+@_with_mesa_names
+def chunk_mesa_net(
+    q,
+    k,
+    v,
+    g,
+    beta,
+    lamb,
+    h_kk_init=None,
+    h_kv_init=None,
+    output_final_state=False,
+    max_CG_iteration=30,
+    use_qk_l2norm_in_kernel=False,
+    cu_seqlens=None,
+    cu_seqlens_cpu=None,
+):
+    """MesaNet with the solver of the original, which adds 1e-5 to its denominators; (o, h_kk, h_kv)."""
+    _dispatch.check_tensors("chunk_mesa_net", q=q, k=k)
+    if use_qk_l2norm_in_kernel:
+        q, k = l2norm(q), l2norm(k)
+    state = None
+    for name, other, x, y in (("h_kv_init", "h_kk_init", h_kk_init, h_kv_init),
+                              ("h_kk_init", "h_kv_init", h_kv_init, h_kk_init)):
+        if x is not None and y is None:
+            raise InvalidArgument(f"chunk_mesa_net: {name} is None, expected a tensor beside {other}")
+    if h_kk_init is not None:
+        _dispatch.check_tensors("chunk_mesa_net", h_kk_init=h_kk_init, h_kv_init=h_kv_init)
+        state = torch.cat([h_kk_init, h_kv_init], -1).to(wide(q))
+    o, state = heed.torch.mesa(
+        q,
+        k,
+        v,
+        beta,
+        lamb,
+        log_decay=g,
+        iterations=max_CG_iteration,
+        eps=1e-5,
+        initial_state=state,
+        cu_seqlens=cu_seqlens,
+        return_state=True,
+    )
+    return (o, *state.split((k.shape[-1], v.shape[-1]), -1)) if output_final_state else (o, None, None)
+
+
+@_with_mesa_names
+def mesa_net_decoding_one_step(q, k, v, g, lamb, beta, prev_h_kk, prev_h_kv, max_CG_iteration=30):
+    """One token of MesaNet, [B, H, K]; (o, h_kk, h_kv). The original starts its solver from q / diag(H_kk + lamb), heed
+    from 0 as for whole sequences: both converge to one solution."""
+    _dispatch.check_tensors("mesa_net_decoding_one_step", q=q, prev_h_kk=prev_h_kk, prev_h_kv=prev_h_kv)
+    state = torch.cat([prev_h_kk, prev_h_kv], -1).to(wide(q))
+    o = heed.torch.mesa_step(q, k, v, beta, lamb, state, log_decay=g, iterations=max_CG_iteration, eps=1e-5)
+    return o, *state.split((prev_h_kk.shape[-1], prev_h_kv.shape[-1]), -1)
 
 
 # --- sparse attention -------------------------------------------------------------------------------------------------

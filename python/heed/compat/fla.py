@@ -422,7 +422,6 @@ _LACKING = {
     "chunk_abc": "abc.chunk",
     "chunk_gated_oja_rule": "gated_oja_rule.chunk",
     "chunk_gsa": "gsa.chunk",
-    "chunk_mesa_net": "mesa_net.chunk",
     "chunk_titans_linear": "titans.naive",
     "chunk_ttt_linear": "ttt.chunk",
     "fused_chunk_ttt_linear": "ttt.fused_chunk",

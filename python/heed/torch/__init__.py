@@ -24,6 +24,7 @@ from heed.torch._log_linear_attention import log_linear_attention, log_linear_at
 from heed.torch._longformer import longformer
 from heed.torch._mechanisms import functions as _of_mechanisms
 from heed.torch._merge_linear import merge_linear
+from heed.torch._mesa import mesa, mesa_step
 from heed.torch._multihead import MultiheadAttention
 from heed.torch._nsa import nsa
 from heed.torch._provider import provider_stats
@@ -47,6 +48,8 @@ __all__ = [
     "longformer",
     "merge_attention",
     "merge_linear",
+    "mesa",
+    "mesa_step",
     "nsa",
     "orthogonal_features",
     "pattern_from_block_mask",

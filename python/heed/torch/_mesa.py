@@ -1,0 +1,132 @@
+# mesa as an operator of PyTorch, and the functions of heed.torch.
+"""`torch.ops.heed.mesa`, its gradients, heed.torch.mesa and its step."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import heed
+from heed import InvalidArgument, _core, _signatures
+from heed.torch import _dispatch
+from heed.torch._functions import _without_gradient
+
+_TENSORS = "Tensor q, Tensor k, Tensor v, Tensor beta, Tensor lamb"
+_OPTIONS = (
+    "Tensor? log_decay, int iterations, float eps, Tensor? initial_state, Tensor? lengths, Tensor? starts, "
+    "Tensor? cu_seqlens, int? threads"
+)
+_NAMES = ("q", "k", "v", "beta", "lamb", "log_decay", "iterations", "eps", "initial_state", "lengths", "starts",
+          "cu_seqlens", "threads")  # fmt: skip
+_DIFFERENTIABLE = (0, 1, 2, 3, 4, 5, 8)
+
+
+def _results(q, k, v, beta, lamb, *options):
+    """New tensors for o, the state and the solutions."""
+    for name, x, axes in (("q", q, "H, K"), ("v", v, "H, V")):
+        if x.dim() != 4:
+            raise InvalidArgument(f"mesa: {name} has shape {list(x.shape)}, expected [B, T, {axes}]")
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    sequences = _dispatch.num_sequences("mesa", q.shape[0], options[6])
+    heads, channels = q.shape[2:]
+    state = q.new_empty((sequences, heads, channels, channels + v.shape[3]), dtype=wide)
+    return v.new_empty(v.shape), state, q.new_empty(q.shape, dtype=wide)
+
+
+def _forward(*arguments):
+    results = _results(*arguments)
+    _core._torch_mesa(*arguments[:5], *results, *arguments[5:])
+    return results
+
+
+def _new_gradients(arguments, needed):
+    return [
+        torch.empty_like(arguments[i], memory_format=torch.contiguous_format) if need else None
+        for i, need in zip(_DIFFERENTIABLE, needed, strict=True)
+    ]
+
+
+def _backward(grad_o, grad_state, solution, needed, *arguments):
+    gradients = _new_gradients(arguments, needed)
+    _core._torch_mesa_backward(grad_o, grad_state, solution, *arguments[:5], *gradients, *arguments[5:])
+    return [x for x in gradients if x is not None]
+
+
+def _fake_backward(grad_o, grad_state, solution, needed, *arguments):
+    return [x for x in _new_gradients(arguments, needed) if x is not None]
+
+
+def _differentiate(needed, of_results, *arguments_and_results):
+    *arguments, _, _, solution = arguments_and_results
+    wanted = [bool(needed[i]) for i in _DIFFERENTIABLE]
+    of_o, of_state, _ = of_results
+    if of_o is None:
+        of_o = torch.zeros_like(arguments[2])
+    found = _backward_operator(of_o, of_state, solution, wanted, *arguments)
+    return dict(zip((i for i, want in zip(_DIFFERENTIABLE, wanted) if want), found))
+
+
+_backward_operator = _dispatch.define(
+    "mesa_backward",
+    f"(Tensor grad_o, Tensor? grad_state, Tensor? solution, bool[] needed, {_TENSORS}, {_OPTIONS}) -> Tensor[]",
+    _backward,
+    _fake_backward,
+    names=("the gradient of o", "the gradient of the state", "solution", "needed", *_NAMES),
+)
+_operator = _dispatch.define(
+    "mesa",
+    f"({_TENSORS}, {_OPTIONS}) -> (Tensor o, Tensor state, Tensor solution)",
+    _forward,
+    _results,
+    gradients=_differentiate,
+    keeps_results=True,
+    unread=(len(_NAMES), len(_NAMES) + 1),
+    constant=(2,),
+)
+
+
+@functools.wraps(heed.mesa, assigned=("__name__",))
+def mesa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    lamb: Tensor,
+    *,
+    log_decay: Tensor | None = None,
+    iterations: int = 30,
+    eps: float = 0.0,
+    initial_state: Tensor | None = None,
+    lengths: Any = None,
+    starts: Any = None,
+    cu_seqlens: Any = None,
+    return_state: bool = False,
+    return_solution: bool = False,
+    threads: int | None = None,
+) -> Any:
+    _dispatch.check_bools("mesa", return_state=return_state, return_solution=return_solution)
+    _dispatch.check_int("mesa", "iterations", iterations, 1)
+    _dispatch.check_tensors("mesa", q=q, k=k, v=v, beta=beta, lamb=lamb)
+    given = {"log_decay": log_decay, "initial_state": initial_state}
+    _dispatch.check_tensors("mesa", **{key: x for key, x in given.items() if x is not None})
+    lengths, starts, cu_seqlens = (
+        _dispatch.numbers("mesa", key, x, torch.int64)
+        for key, x in (("lengths", lengths), ("starts", starts), ("cu_seqlens", cu_seqlens))
+    )
+    o, state, solution = _dispatch.call("mesa", _operator, q, k, v, beta, lamb, log_decay, iterations, eps,
+                                        initial_state, lengths, starts, cu_seqlens, threads)
+    more = [x for x, want in ((state, return_state), (solution, return_solution)) if want]
+    return (o, *more) if more else o
+
+
+mesa.__module__ = "heed.torch"
+mesa.__doc__ = _signatures.text_on_tensors(heed.mesa) + """
+
+In PyTorch. Gradients reach q, k, v, beta, lamb, log_decay and initial_state by implicit differentiation; there is no
+second derivative, and none of the solution. The operator is torch.ops.heed.mesa."""
+mesa.__signature__ = _signatures.of_tensors(heed.mesa)
+
+mesa_step = _without_gradient("mesa_step", "q", "k", "v", "beta", "lamb", "state")
