@@ -36,9 +36,10 @@ Formula FormulaOf(const Call& call, int64_t threads) {
     const int64_t K = Whole(q.size(3)), V = Whole(value_size), few = 12 << 10;
     const int64_t n = d.several_writes() ? v.size(2) : 1, W = d.several_writes() ? 64 / n * n : 64;
     const int64_t W_blocks = (n * T + W - 1) / W;
-    return {threads * (E * (K * V + W * (7 * K + 5 * V)) + few),
+    const int64_t keys = d.preconditions() ? E * B * H * (T + 1) * K : 0;
+    return {threads * (E * (K * V + W * (7 * K + 5 * V)) + few) + keys,
             threads * (E * (W_blocks * (K * V + W * V) + 3 * K * V + W * (11 * K + 8 * V)) + few) +
-                (HV > H ? 4 * E * B * n * T * H * K : 0) + few};
+                (HV > H ? 4 * E * B * n * T * H * K : 0) + 4 * keys + few};
   }
   const int64_t K = Whole(recurrence::FeatureSize(d.feature, q.size(3)));
   const int64_t V = Whole(value_size + 1);
