@@ -79,7 +79,7 @@ OPERATORS = [*NAMES, *scans.DESCRIPTIONS, "attention", "attention_residual", "ca
              "token_shift"]
 LINEAR = ["rotary", "t5_bias"]  # whose derivative of forward mode is the operator itself
 TWICE = [*NAMES, *scans.DESCRIPTIONS, "attention", "attention_residual", "causal_conv1d", "gated_rows", "linformer",
-         "merge_linear", "token_shift"]  # which have second derivatives
+         "log_linear_attention", "merge_linear", "token_shift"]  # which have second derivatives
 
 
 def test_every_operator_is_here():

@@ -55,11 +55,11 @@ struct Outputs {
 
 // Computes o and, if requested, the state after the last token and the solutions.
 //
-// Edges. B and T may be 0. A log decay of -infinity clears the state; a positive one counts as 0, unless the Context
-// checks, which also checks beta and lambda. A NaN in q stays in its token; one in k, v, beta or log_decay propagates
-// to all later tokens of its sequence and head. H_kk of the initial state must be symmetric and positive semidefinite,
-// which is not checked: results for others are no solutions. No square overflows or underflows. A token that has
-// converged beyond the digits of the dtype takes no further steps.
+// Edges. B and T may be 0. A log decay of -infinity clears the state; a positive one counts as 0, unless the
+// Context checks, which also checks beta and lambda. A NaN in q stays in its token; one in k, v, beta or log_decay
+// propagates to all later tokens of its sequence and head. H_kk of the initial state must be symmetric and positive
+// semidefinite, which is not checked: results for others are no solutions. No square overflows or underflows. A token
+// that has converged beyond the digits of the dtype takes no further steps.
 //
 // Precision. f64 is computed in f64, other dtypes in f32, and o is rounded once. Decays are products of their
 // exponentials. Rounding errors of x are those of the dtype times the condition number of A. Subnormal results are
