@@ -69,7 +69,7 @@ struct Gradients {
 //   dv_l = p_l d_o + a_l (u - r_l^2 <u, v_l> / D v_l)
 //   dquery = weight .* sum a_l v_l,  dweight = query .* sum a_l v_l     sums over layers and tokens
 //
-// Probabilities have no gradient of their own. The second derivative is not implemented. Precision and reproducibility
+// Probabilities have no gradient of their own. Only heed.torch has the second derivative. Precision and reproducibility
 // as above. Cost: 14 L D flops per token. Throws as Forward does.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 

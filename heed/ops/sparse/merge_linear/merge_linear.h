@@ -55,8 +55,8 @@ struct Gradients {
 //   dexact = r d_o,  dnum = d_o / W,  dden = -<d_o, out> / W
 //   dlse = r <d_o, o - out>,  dgate = sum exp(lse) / W <d_o, o - out>
 //
-// An absent part of a row has gradients of 0, and a row without either part has only zeros. The second derivative is
-// not implemented. Throws as Forward does. On throw, nothing has been written.
+// An absent part of a row has gradients of 0, and a row without either part has only zeros. Only heed.torch has the
+// second derivative. Throws as Forward does. On throw, nothing has been written.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Gradients& out);
 
 // Computes what Backward does, written for reading. Outputs may have dtype f64.
