@@ -7,12 +7,8 @@
 #include <vector>
 
 #include "docstrings/attention_residual.h"
-#include "python/arguments.h"
 #include "python/docstring.h"
-#include "python/numpy_array.h"
-#include "python/runtime.h"
-#include "python/tensor_caster.h"
-#include "python/torch_host.h"
+#include "python/operation.h"
 
 namespace heed::attention_residual {
 namespace {
@@ -22,51 +18,24 @@ using namespace python;  // NOLINT: the binding's own vocabulary
 
 constexpr char kOp[] = "attention_residual", kBackwardOp[] = "attention_residual_backward";
 
-struct Call {
-  Arrays arrays;
-  BackwardInputs in;
-  Options options;
+struct Call : OperationCall<BackwardInputs, Options, Outputs, Gradients> {
   bool return_weights = false;
-  int num_threads = 0;
-  Outputs out;          // for PyTorch
-  Gradients gradients;  // for PyTorch
 };
 using Words = std::vector<Keyword<Call>>;
 
-template <auto kField>
-void ReadTensor(Call& call, const Argument& a) {
-  call.in.*kField = call.arrays.ReadInPlace(a, Kind::kFloat);
-}
-template <auto kField>
-void ReadRows(Call& call, const Argument& a) {
-  call.in.*kField = call.arrays.Read(a, Kind::kFloat);
-}
-template <TensorView Gradients::* kField>
-void WriteGradient(Call& call, const Argument& a) {
-  call.gradients.*kField = call.arrays.Write(a, Kind::kFloat);
-}
-template <TensorView Outputs::* kField>
-void WriteResult(Call& call, const Argument& a) {
-  call.out.*kField = call.arrays.Write(a, Kind::kFloat);
-}
-constexpr Keyword<Call> kGradientOfO[] = {{"do", false, &ReadRows<&BackwardInputs::d_o>}};
-constexpr Keyword<Call> kTorchIncoming[] = {{"the gradient of o", false, &ReadRows<&BackwardInputs::d_o>}};
-constexpr Keyword<Call> kInputs[] = {{"query", false, &ReadTensor<&BackwardInputs::query>},
-                                     {"residuals", false, &ReadRows<&BackwardInputs::residuals>},
-                                     {"weight", true, &ReadTensor<&BackwardInputs::weight>}};
-constexpr Keyword<Call> kOptions[] = {
-    {"eps", false, [](Call& call, const Argument& a) { call.options.eps = ToFinite(a); }},
-    {"scale", false, [](Call& call, const Argument& a) { call.options.scale = ToFinite(a); }}};
-constexpr Keyword<Call> kReturnWeights[] = {
-    {"return_weights", false, [](Call& call, const Argument& a) { call.return_weights = ToBool(a); }}};
-constexpr Keyword<Call> kThreads[] = {{"threads", true, [](Call& call, const Argument& a) {
-                                         call.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads));
-                                       }}};
-constexpr Keyword<Call> kTorchResults[] = {{"o", false, &WriteResult<&Outputs::o>},
-                                           {"weights", true, &WriteResult<&Outputs::weights>}};
-constexpr Keyword<Call> kTorchGradients[] = {{"dquery", true, &WriteGradient<&Gradients::dquery>},
-                                             {"dresiduals", true, &WriteGradient<&Gradients::dresiduals>},
-                                             {"dweight", true, &WriteGradient<&Gradients::dweight>}};
+constexpr Differentiable<Call> kTensors[] = {
+    InPlace<Call, &BackwardInputs::query, &Gradients::dquery>("query", "dquery"),
+    Rows<Call, &BackwardInputs::residuals, &Gradients::dresiduals>("residuals", "dresiduals"),
+    InPlace<Call, &BackwardInputs::weight, &Gradients::dweight>("weight", "dweight", true)};
+constexpr auto kInputs = InputsOf(kTensors), kGradients = GradientsOf(kTensors);
+constexpr Keyword<Call> kGradientOfO[] = {{"do", false, &ReadRows<Call, &BackwardInputs::d_o>}};
+constexpr Keyword<Call> kOptions[] = {{"eps", false, &ReadOption<Call, &Options::eps>},
+                                      {"scale", false, &ReadOption<Call, &Options::scale>}};
+constexpr Keyword<Call> kReturnWeights[] = {{"return_weights", false, &ReadFlag<Call, &Call::return_weights>}};
+constexpr Keyword<Call> kThreads[] = {{"threads", true, &ReadThreads<Call>}};
+constexpr Keyword<Call> kTorchIncoming[] = {{"the gradient of o", false, &ReadRows<Call, &BackwardInputs::d_o>}};
+constexpr Keyword<Call> kTorchResults[] = {{"o", false, &WriteResult<Call, &Outputs::o>},
+                                           {"weights", true, &WriteResult<Call, &Outputs::weights>}};
 
 void ReadCall(const char* op, const Words& words, size_t num_positional, const nb::args& args, const nb::kwargs& kwargs,
               Call& call) {
@@ -101,36 +70,20 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
   Call call;
   ReadCall(kBackwardOp, words, 4, args, kwargs, call);
   if (!call.in.d_o.present()) FailMissing(kBackwardOp, "do");
-  const auto like = [](const ConstTensorView& x, TensorView& view) {
-    if (!x.present()) return nb::object(nb::none());
-    NewArray array(kBackwardOp, x.dtype(), x.sizes());
-    view = array.view;
-    return std::move(array.array);
-  };
-  Gradients g;
-  const nb::object dquery = like(call.in.query, g.dquery), dresiduals = like(call.in.residuals, g.dresiduals),
-                   dweight = like(call.in.weight, g.dweight);
-  Context& ctx = ThreadContext(call.num_threads);
-  Compute(kBackwardOp, [&] { Backward(ctx, call.in, call.options, g); });
-  return NewNamedTuple(type, nb::make_tuple(dquery, dresiduals, dweight));
+  return NewGradients<Call>(kBackwardOp, type, kTensors, call,
+                            [&](Context& ctx) { Backward(ctx, call.in, call.options, call.gradients); });
 }
 
 void RunTorch(const nb::args& args) {
   static const Words words = Joined<Call>({kInputs, kTorchResults, kOptions, kThreads});
-  Call call;
-  call.arrays.AllowTorch();
-  Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);
-  Context& ctx = TorchContext(call.num_threads);
-  ComputeForTorch(kOp, [&] { Forward(ctx, call.in, call.options, call.out); });
+  RunForTorch<Call>(Caller::kTorch, kOp, words, args,
+                    [](Context& ctx, Call& call) { Forward(ctx, call.in, call.options, call.out); });
 }
 
 void RunTorchBackward(const nb::args& args) {
-  static const Words words = Joined<Call>({kTorchIncoming, kInputs, kTorchGradients, kOptions, kThreads});
-  Call call;
-  call.arrays.AllowTorch();
-  Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);
-  Context& ctx = TorchContext(call.num_threads);
-  ComputeForTorch(kOp, [&] { Backward(ctx, call.in, call.options, call.gradients); });
+  static const Words words = Joined<Call>({kTorchIncoming, kInputs, kGradients, kOptions, kThreads});
+  RunForTorch<Call>(Caller::kTorch, kBackwardOp, words, args,
+                    [](Context& ctx, Call& call) { Backward(ctx, call.in, call.options, call.gradients); });
 }
 
 constexpr char kInPython[] = R"(
@@ -173,8 +126,7 @@ void Bind(nb::module_& m) {
       "eps: float = 1e-06, scale: float = 1.0, threads: int | None = None) -> AttentionResidualGradients";
   m.def(kOp, &RunForward, nb::sig(forward),
         Docstring(doc::kForward, forward, {kSaid, doc::kAttentionResidualFields}, kInPython).c_str());
-  const nb::object gradients =
-      NamedTupleType(m, "AttentionResidualGradients", "dquery dresiduals dweight", GradientsDoc(kBackwardOp));
+  const nb::object gradients = GradientsType<Call>(m, "AttentionResidualGradients", kBackwardOp, kGradients);
   m.def(
       kBackwardOp,
       [gradients](const nb::args& args, const nb::kwargs& kwargs) { return RunBackward(gradients, args, kwargs); },

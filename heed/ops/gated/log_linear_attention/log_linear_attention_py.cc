@@ -9,12 +9,8 @@
 #include <vector>
 
 #include "docstrings/log_linear_attention.h"
-#include "python/arguments.h"
 #include "python/docstring.h"
-#include "python/numpy_array.h"
-#include "python/runtime.h"
-#include "python/tensor_caster.h"
-#include "python/torch_host.h"
+#include "python/operation.h"
 
 namespace heed::log_linear_attention {
 namespace {
@@ -25,76 +21,43 @@ using namespace python;  // NOLINT: the binding's own vocabulary
 constexpr char kOp[] = "log_linear_attention", kBackwardOp[] = "log_linear_attention_backward",
                kStepOp[] = "log_linear_attention_step";
 
-struct PythonCall {
-  Arrays arrays;
-  BackwardInputs in;
-  Options options;
+struct Call : OperationCall<BackwardInputs, Options, Outputs, Gradients> {
   bool return_state = false;
-  int num_threads = 0;
-  TensorView state;     // of a step
-  Outputs out;          // for PyTorch
-  Gradients gradients;  // for PyTorch
 };
-using Word = Keyword<PythonCall>;
+using Word = Keyword<Call>;
 using Words = std::vector<Word>;
 
-template <auto kField>
-void ReadRows(PythonCall& call, const Argument& a) {
-  call.in.*kField = call.arrays.Read(a, Kind::kFloat);
-}
-template <auto kField>
-void ReadTensor(PythonCall& call, const Argument& a) {
-  call.in.*kField = call.arrays.ReadInPlace(a, Kind::kFloat);
-}
-template <auto kField>
-void ReadInts(PythonCall& call, const Argument& a) {
-  call.options.*kField = call.arrays.ReadList(a, Kind::kInt);
-}
-template <TensorView Outputs::* kField>
-void WriteResult(PythonCall& call, const Argument& a) {
-  call.out.*kField = call.arrays.Write(a, Kind::kFloat);
-}
-template <TensorView Gradients::* kField>
-void WriteGradient(PythonCall& call, const Argument& a) {
-  call.gradients.*kField = call.arrays.Write(a, Kind::kFloat);
-}
-
-constexpr Word kGradientOfO[] = {{"do", false, &ReadRows<&BackwardInputs::d_o>}};
-constexpr Word kInputs[] = {{"q", false, &ReadRows<&BackwardInputs::q>},
-                            {"k", false, &ReadRows<&BackwardInputs::k>},
-                            {"v", false, &ReadRows<&BackwardInputs::v>},
-                            {"level_scales", false, &ReadTensor<&BackwardInputs::level_scales>}};
-constexpr Word kState[] = {
-    {"state", false, [](PythonCall& call, const Argument& a) { call.state = call.arrays.Write(a, Kind::kFloat); }}};
-constexpr Word kOptions[] = {
-    {"log_decay", true, &ReadTensor<&BackwardInputs::log_decay>},
-    {"scale", true, [](PythonCall& call, const Argument& a) { call.options.scale = ToFinite(a); }},
-    {"positions", true, &ReadInts<&Options::positions>}};
-constexpr Word kTokens[] = {{"initial_state", true, &ReadTensor<&BackwardInputs::initial_state>},
-                            {"lengths", true, &ReadInts<&Options::lengths>},
-                            {"starts", true, &ReadInts<&Options::starts>},
-                            {"cu_seqlens", true, &ReadInts<&Options::cu_seqlens>}};
-constexpr Word kReturnState[] = {
-    {"return_state", false, [](PythonCall& call, const Argument& a) { call.return_state = ToBool(a); }}};
-constexpr Word kGradientOfState[] = {{"dstate", true, &ReadTensor<&BackwardInputs::d_final_state>}};
-constexpr Word kThreads[] = {{"threads", true, [](PythonCall& call, const Argument& a) {
-                                call.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads));
-                              }}};
-constexpr Word kTorchResults[] = {{"o", false, &WriteResult<&Outputs::o>},
-                                  {"state", true, &WriteResult<&Outputs::final_state>}};
-constexpr Word kTorchIncoming[] = {{"the gradient of o", false, &ReadRows<&BackwardInputs::d_o>},
-                                   {"the gradient of the state", true, &ReadTensor<&BackwardInputs::d_final_state>}};
-constexpr Word kTorchGradients[] = {{"dq", true, &WriteGradient<&Gradients::dq>},
-                                    {"dk", true, &WriteGradient<&Gradients::dk>},
-                                    {"dv", true, &WriteGradient<&Gradients::dv>},
-                                    {"dlevel_scales", true, &WriteGradient<&Gradients::dlevel_scales>},
-                                    {"dlog_decay", true, &WriteGradient<&Gradients::dlog_decay>},
-                                    {"dinitial_state", true, &WriteGradient<&Gradients::dinitial_state>}};
+constexpr Differentiable<Call> kTensors[] = {
+    Rows<Call, &BackwardInputs::q, &Gradients::dq>("q", "dq"),
+    Rows<Call, &BackwardInputs::k, &Gradients::dk>("k", "dk"),
+    Rows<Call, &BackwardInputs::v, &Gradients::dv>("v", "dv"),
+    InPlace<Call, &BackwardInputs::level_scales, &Gradients::dlevel_scales>("level_scales", "dlevel_scales"),
+    InPlace<Call, &BackwardInputs::log_decay, &Gradients::dlog_decay>("log_decay", "dlog_decay", true),
+    InPlace<Call, &BackwardInputs::initial_state, &Gradients::dinitial_state>("initial_state", "dinitial_state", true)};
+constexpr auto kInputs = InputsOf(kTensors), kGradients = GradientsOf(kTensors);
+constexpr Word kGradientOfO[] = {{"do", false, &ReadRows<Call, &BackwardInputs::d_o>}};
+constexpr Word kState[] = {{"state", false, &WriteState<Call>}};
+// The last two inputs are keywords, at other places of a call.
+constexpr std::span<const Word> kAll = kInputs, kRequired = kAll.first(4), kLogDecay = kAll.subspan(4, 1),
+                                kInitialState = kAll.subspan(5, 1);
+constexpr Word kOptions[] = {{"scale", true, &ReadOption<Call, &Options::scale>},
+                             {"positions", true, &ReadInts<Call, &Options::positions>}};
+constexpr Word kTokens[] = {{"lengths", true, &ReadInts<Call, &Options::lengths>},
+                            {"starts", true, &ReadInts<Call, &Options::starts>},
+                            {"cu_seqlens", true, &ReadInts<Call, &Options::cu_seqlens>}};
+constexpr Word kReturnState[] = {{"return_state", false, &ReadFlag<Call, &Call::return_state>}};
+constexpr Word kGradientOfState[] = {{"dstate", true, &ReadTensor<Call, &BackwardInputs::d_final_state>}};
+constexpr Word kThreads[] = {{"threads", true, &ReadThreads<Call>}};
+constexpr Word kTorchResults[] = {{"o", false, &WriteResult<Call, &Outputs::o>},
+                                  {"state", true, &WriteResult<Call, &Outputs::final_state>}};
+constexpr Word kTorchIncoming[] = {
+    {"the gradient of o", false, &ReadRows<Call, &BackwardInputs::d_o>},
+    {"the gradient of the state", true, &ReadTensor<Call, &BackwardInputs::d_final_state>}};
 
 // Reads a call; what determines the shapes of results is present afterwards, with its rank.
 void ReadCall(const char* op, const Words& words, size_t num_positional, int rank, const nb::args& args,
-              const nb::kwargs& kwargs, PythonCall& call) {
-  Read<PythonCall>(op, words, num_positional, args.ptr(), kwargs.ptr(), call);
+              const nb::kwargs& kwargs, Call& call) {
+  Read<Call>(op, words, num_positional, args.ptr(), kwargs.ptr(), call);
   const std::string tokens = rank == 4 ? "T, " : "";
   for (const auto& [name, x, axes] : {std::tuple{"q", call.in.q, "H, K]"},
                                       {"k", call.in.k, "H, K]"},
@@ -106,8 +69,9 @@ void ReadCall(const char* op, const Words& words, size_t num_positional, int ran
 }
 
 nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words = Joined<PythonCall>({kInputs, kOptions, kTokens, kReturnState, kThreads});
-  PythonCall call;
+  static const Words words =
+      Joined<Call>({kRequired, kLogDecay, kOptions, kInitialState, kTokens, kReturnState, kThreads});
+  Call call;
   ReadCall(kOp, words, 4, 4, args, kwargs, call);
   const BackwardInputs& in = call.in;
   NewArray o(kOp, in.q.dtype(), in.v.sizes());
@@ -126,30 +90,19 @@ nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
 }
 
 nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words = Joined<PythonCall>({kGradientOfO, kInputs, kOptions, kTokens, kGradientOfState, kThreads});
-  PythonCall call;
+  static const Words words =
+      Joined<Call>({kGradientOfO, kRequired, kLogDecay, kOptions, kInitialState, kTokens, kGradientOfState, kThreads});
+  Call call;
   ReadCall(kBackwardOp, words, 5, 4, args, kwargs, call);
   const BackwardInputs& in = call.in;
   if (!in.d_o.present()) FailMissing(kBackwardOp, "do");
-  const auto like = [](const ConstTensorView& x, TensorView& view) {
-    if (!x.present()) return nb::object(nb::none());
-    NewArray array(kBackwardOp, x.dtype(), x.sizes());
-    view = array.view;
-    return std::move(array.array);
-  };
-  Gradients g;
-  const nb::object dq = like(in.q, g.dq), dk = like(in.k, g.dk), dv = like(in.v, g.dv),
-                   dlevel_scales = like(in.level_scales, g.dlevel_scales),
-                   dlog_decay = like(in.log_decay, g.dlog_decay),
-                   dinitial_state = like(in.initial_state, g.dinitial_state);
-  Context& ctx = ThreadContext(call.num_threads);
-  Compute(kBackwardOp, [&] { Backward(ctx, in, call.options, g); });
-  return NewNamedTuple(type, nb::make_tuple(dq, dk, dv, dlevel_scales, dlog_decay, dinitial_state));
+  return NewGradients<Call>(kBackwardOp, type, kTensors, call,
+                            [&](Context& ctx) { Backward(ctx, call.in, call.options, call.gradients); });
 }
 
 nb::object RunStep(const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words = Joined<PythonCall>({kInputs, kState, kOptions, kThreads});
-  PythonCall call;
+  static const Words words = Joined<Call>({kRequired, kState, kLogDecay, kOptions, kThreads});
+  Call call;
   ReadCall(kStepOp, words, 5, 3, args, kwargs, call);
   if (!call.state.present()) FailMissing(kStepOp, "state");
   NewArray o(kStepOp, call.in.q.dtype(), call.in.v.sizes());
@@ -159,22 +112,17 @@ nb::object RunStep(const nb::args& args, const nb::kwargs& kwargs) {
 }
 
 void RunTorch(const nb::args& args) {
-  static const Words words = Joined<PythonCall>({kInputs, kTorchResults, kOptions, kTokens, kThreads});
-  PythonCall call;
-  call.arrays.AllowTorch();
-  Read<PythonCall>(kOp, words, words.size(), args.ptr(), nullptr, call);
-  Context& ctx = TorchContext(call.num_threads);
-  ComputeForTorch(kOp, [&] { Forward(ctx, call.in, call.options, call.out); });
+  static const Words words =
+      Joined<Call>({kRequired, kTorchResults, kLogDecay, kOptions, kInitialState, kTokens, kThreads});
+  RunForTorch<Call>(Caller::kTorch, kOp, words, args,
+                    [](Context& ctx, Call& call) { Forward(ctx, call.in, call.options, call.out); });
 }
 
 void RunTorchBackward(const nb::args& args) {
   static const Words words =
-      Joined<PythonCall>({kTorchIncoming, kInputs, kTorchGradients, kOptions, kTokens, kThreads});
-  PythonCall call;
-  call.arrays.AllowTorch();
-  Read<PythonCall>(kOp, words, words.size(), args.ptr(), nullptr, call);
-  Context& ctx = TorchContext(call.num_threads);
-  ComputeForTorch(kOp, [&] { Backward(ctx, call.in, call.options, call.gradients); });
+      Joined<Call>({kTorchIncoming, kRequired, kGradients, kLogDecay, kOptions, kInitialState, kTokens, kThreads});
+  RunForTorch<Call>(Caller::kTorch, kBackwardOp, words, args,
+                    [](Context& ctx, Call& call) { Backward(ctx, call.in, call.options, call.gradients); });
 }
 
 constexpr char kInPython[] = R"(
@@ -249,8 +197,7 @@ void Bind(nb::module_& m) {
                                               "threads: int | None = None) -> Result"});
   m.def(kOp, &RunForward, nb::sig(forward.c_str()),
         Docstring(doc::kForward, forward, {kSaid, doc::kLogLinearAttentionFields}, kInPython).c_str());
-  const nb::object gradients = NamedTupleType(
-      m, "LogLinearAttentionGradients", "dq dk dv dlevel_scales dlog_decay dinitial_state", GradientsDoc(kBackwardOp));
+  const nb::object gradients = GradientsType<Call>(m, "LogLinearAttentionGradients", kBackwardOp, kGradients);
   m.def(
       kBackwardOp,
       [gradients](const nb::args& args, const nb::kwargs& kwargs) { return RunBackward(gradients, args, kwargs); },

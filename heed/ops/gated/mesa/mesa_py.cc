@@ -11,12 +11,8 @@
 #include <vector>
 
 #include "docstrings/mesa.h"
-#include "python/arguments.h"
 #include "python/docstring.h"
-#include "python/numpy_array.h"
-#include "python/runtime.h"
-#include "python/tensor_caster.h"
-#include "python/torch_host.h"
+#include "python/operation.h"
 
 namespace heed::mesa {
 namespace {
@@ -26,88 +22,50 @@ using namespace python;  // NOLINT: the binding's own vocabulary
 
 constexpr char kOp[] = "mesa", kBackwardOp[] = "mesa_backward", kStepOp[] = "mesa_step";
 
-struct PythonCall {
-  Arrays arrays;
-  BackwardInputs in;
-  Options options;
+struct Call : OperationCall<BackwardInputs, Options, Outputs, Gradients> {
   bool return_state = false, return_solution = false;
-  int num_threads = 0;
-  TensorView state;     // of a step
-  Outputs out;          // for PyTorch
-  Gradients gradients;  // for PyTorch
 };
-using Word = Keyword<PythonCall>;
+using Word = Keyword<Call>;
 using Words = std::vector<Word>;
 
-template <auto kField>
-void ReadRows(PythonCall& call, const Argument& a) {
-  call.in.*kField = call.arrays.Read(a, Kind::kFloat);
-}
-template <auto kField>
-void ReadTensor(PythonCall& call, const Argument& a) {
-  call.in.*kField = call.arrays.ReadInPlace(a, Kind::kFloat);
-}
-template <auto kField>
-void ReadInts(PythonCall& call, const Argument& a) {
-  call.options.*kField = call.arrays.ReadList(a, Kind::kInt);
-}
-template <auto kField>
-void ReadFlag(PythonCall& call, const Argument& a) {
-  call.*kField = ToBool(a);
-}
-template <TensorView Outputs::* kField>
-void WriteResult(PythonCall& call, const Argument& a) {
-  call.out.*kField = call.arrays.Write(a, Kind::kFloat);
-}
-template <TensorView Gradients::* kField>
-void WriteGradient(PythonCall& call, const Argument& a) {
-  call.gradients.*kField = call.arrays.Write(a, Kind::kFloat);
-}
-
-constexpr Word kGradientOfO[] = {{"do", false, &ReadRows<&BackwardInputs::d_o>}};
-constexpr Word kInputs[] = {{"q", false, &ReadRows<&BackwardInputs::q>},
-                            {"k", false, &ReadRows<&BackwardInputs::k>},
-                            {"v", false, &ReadRows<&BackwardInputs::v>},
-                            {"beta", false, &ReadTensor<&BackwardInputs::beta>},
-                            {"lamb", false, &ReadTensor<&BackwardInputs::lamb>}};
-constexpr Word kState[] = {
-    {"state", false, [](PythonCall& call, const Argument& a) { call.state = call.arrays.Write(a, Kind::kFloat); }}};
+constexpr Differentiable<Call> kTensors[] = {
+    Rows<Call, &BackwardInputs::q, &Gradients::dq>("q", "dq"),
+    Rows<Call, &BackwardInputs::k, &Gradients::dk>("k", "dk"),
+    Rows<Call, &BackwardInputs::v, &Gradients::dv>("v", "dv"),
+    InPlace<Call, &BackwardInputs::beta, &Gradients::dbeta>("beta", "dbeta"),
+    InPlace<Call, &BackwardInputs::lamb, &Gradients::dlamb>("lamb", "dlamb"),
+    InPlace<Call, &BackwardInputs::log_decay, &Gradients::dlog_decay>("log_decay", "dlog_decay", true),
+    InPlace<Call, &BackwardInputs::initial_state, &Gradients::dinitial_state>("initial_state", "dinitial_state", true)};
+constexpr auto kInputs = InputsOf(kTensors), kGradients = GradientsOf(kTensors);
+constexpr Word kGradientOfO[] = {{"do", false, &ReadRows<Call, &BackwardInputs::d_o>}};
+constexpr Word kState[] = {{"state", false, &WriteState<Call>}};
+// The last two inputs are keywords, at other places of a call.
+constexpr std::span<const Word> kAll = kInputs, kRequired = kAll.first(5), kLogDecay = kAll.subspan(5, 1),
+                                kInitialState = kAll.subspan(6, 1);
 constexpr Word kOptions[] = {
-    {"log_decay", true, &ReadTensor<&BackwardInputs::log_decay>},
     {"iterations", false,
-     [](PythonCall& call, const Argument& a) {
-       call.options.iterations = ToInt(a, 1, std::numeric_limits<int64_t>::max());
-     }},
-    {"eps", false, [](PythonCall& call, const Argument& a) { call.options.eps = ToFinite(a); }}};
-constexpr Word kTokens[] = {{"initial_state", true, &ReadTensor<&BackwardInputs::initial_state>},
-                            {"lengths", true, &ReadInts<&Options::lengths>},
-                            {"starts", true, &ReadInts<&Options::starts>},
-                            {"cu_seqlens", true, &ReadInts<&Options::cu_seqlens>}};
-constexpr Word kReturns[] = {{"return_state", false, &ReadFlag<&PythonCall::return_state>},
-                             {"return_solution", false, &ReadFlag<&PythonCall::return_solution>}};
-constexpr Word kGradientOfState[] = {{"dstate", true, &ReadTensor<&BackwardInputs::d_final_state>},
-                                     {"solution", true, &ReadRows<&BackwardInputs::solution>}};
-constexpr Word kThreads[] = {{"threads", true, [](PythonCall& call, const Argument& a) {
-                                call.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads));
-                              }}};
-constexpr Word kTorchResults[] = {{"o", false, &WriteResult<&Outputs::o>},
-                                  {"state", true, &WriteResult<&Outputs::final_state>},
-                                  {"solution", true, &WriteResult<&Outputs::solution>}};
-constexpr Word kTorchIncoming[] = {{"the gradient of o", false, &ReadRows<&BackwardInputs::d_o>},
-                                   {"the gradient of the state", true, &ReadTensor<&BackwardInputs::d_final_state>},
-                                   {"solution", true, &ReadRows<&BackwardInputs::solution>}};
-constexpr Word kTorchGradients[] = {{"dq", true, &WriteGradient<&Gradients::dq>},
-                                    {"dk", true, &WriteGradient<&Gradients::dk>},
-                                    {"dv", true, &WriteGradient<&Gradients::dv>},
-                                    {"dbeta", true, &WriteGradient<&Gradients::dbeta>},
-                                    {"dlamb", true, &WriteGradient<&Gradients::dlamb>},
-                                    {"dlog_decay", true, &WriteGradient<&Gradients::dlog_decay>},
-                                    {"dinitial_state", true, &WriteGradient<&Gradients::dinitial_state>}};
+     [](Call& call, const Argument& a) { call.options.iterations = ToInt(a, 1, std::numeric_limits<int64_t>::max()); }},
+    {"eps", false, &ReadOption<Call, &Options::eps>}};
+constexpr Word kTokens[] = {{"lengths", true, &ReadInts<Call, &Options::lengths>},
+                            {"starts", true, &ReadInts<Call, &Options::starts>},
+                            {"cu_seqlens", true, &ReadInts<Call, &Options::cu_seqlens>}};
+constexpr Word kReturns[] = {{"return_state", false, &ReadFlag<Call, &Call::return_state>},
+                             {"return_solution", false, &ReadFlag<Call, &Call::return_solution>}};
+constexpr Word kGradientOfState[] = {{"dstate", true, &ReadTensor<Call, &BackwardInputs::d_final_state>},
+                                     {"solution", true, &ReadRows<Call, &BackwardInputs::solution>}};
+constexpr Word kThreads[] = {{"threads", true, &ReadThreads<Call>}};
+constexpr Word kTorchResults[] = {{"o", false, &WriteResult<Call, &Outputs::o>},
+                                  {"state", true, &WriteResult<Call, &Outputs::final_state>},
+                                  {"solution", true, &WriteResult<Call, &Outputs::solution>}};
+constexpr Word kTorchIncoming[] = {
+    {"the gradient of o", false, &ReadRows<Call, &BackwardInputs::d_o>},
+    {"the gradient of the state", true, &ReadTensor<Call, &BackwardInputs::d_final_state>},
+    {"solution", true, &ReadRows<Call, &BackwardInputs::solution>}};
 
 // Reads a call; what determines the shapes of results is present afterwards, with its rank.
 void ReadCall(const char* op, const Words& words, size_t num_positional, int rank, const nb::args& args,
-              const nb::kwargs& kwargs, PythonCall& call) {
-  Read<PythonCall>(op, words, num_positional, args.ptr(), kwargs.ptr(), call);
+              const nb::kwargs& kwargs, Call& call) {
+  Read<Call>(op, words, num_positional, args.ptr(), kwargs.ptr(), call);
   const std::string tokens = rank == 4 ? "T, " : "";
   for (const auto& [name, x, axes] :
        {std::tuple{"q", call.in.q, "H, K]"}, {"k", call.in.k, "H, K]"}, {"v", call.in.v, "H, V]"}}) {
@@ -119,8 +77,8 @@ void ReadCall(const char* op, const Words& words, size_t num_positional, int ran
 }
 
 nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words = Joined<PythonCall>({kInputs, kOptions, kTokens, kReturns, kThreads});
-  PythonCall call;
+  static const Words words = Joined<Call>({kRequired, kLogDecay, kOptions, kInitialState, kTokens, kReturns, kThreads});
+  Call call;
   ReadCall(kOp, words, 5, 4, args, kwargs, call);
   const BackwardInputs& in = call.in;
   const DType wide = in.q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
@@ -153,29 +111,19 @@ nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
 }
 
 nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words = Joined<PythonCall>({kGradientOfO, kInputs, kOptions, kTokens, kGradientOfState, kThreads});
-  PythonCall call;
+  static const Words words =
+      Joined<Call>({kGradientOfO, kRequired, kLogDecay, kOptions, kInitialState, kTokens, kGradientOfState, kThreads});
+  Call call;
   ReadCall(kBackwardOp, words, 6, 4, args, kwargs, call);
   const BackwardInputs& in = call.in;
   if (!in.d_o.present()) FailMissing(kBackwardOp, "do");
-  const auto like = [](const ConstTensorView& x, TensorView& view) {
-    if (!x.present()) return nb::object(nb::none());
-    NewArray array(kBackwardOp, x.dtype(), x.sizes());
-    view = array.view;
-    return std::move(array.array);
-  };
-  Gradients g;
-  const nb::object dq = like(in.q, g.dq), dk = like(in.k, g.dk), dv = like(in.v, g.dv), dbeta = like(in.beta, g.dbeta),
-                   dlamb = like(in.lamb, g.dlamb), dlog_decay = like(in.log_decay, g.dlog_decay),
-                   dinitial_state = like(in.initial_state, g.dinitial_state);
-  Context& ctx = ThreadContext(call.num_threads);
-  Compute(kBackwardOp, [&] { Backward(ctx, in, call.options, g); });
-  return NewNamedTuple(type, nb::make_tuple(dq, dk, dv, dbeta, dlamb, dlog_decay, dinitial_state));
+  return NewGradients<Call>(kBackwardOp, type, kTensors, call,
+                            [&](Context& ctx) { Backward(ctx, call.in, call.options, call.gradients); });
 }
 
 nb::object RunStep(const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words = Joined<PythonCall>({kInputs, kState, kOptions, kThreads});
-  PythonCall call;
+  static const Words words = Joined<Call>({kRequired, kState, kLogDecay, kOptions, kThreads});
+  Call call;
   ReadCall(kStepOp, words, 6, 3, args, kwargs, call);
   if (!call.state.present()) FailMissing(kStepOp, "state");
   NewArray o(kStepOp, call.in.q.dtype(), call.in.v.sizes());
@@ -185,22 +133,17 @@ nb::object RunStep(const nb::args& args, const nb::kwargs& kwargs) {
 }
 
 void RunTorch(const nb::args& args) {
-  static const Words words = Joined<PythonCall>({kInputs, kTorchResults, kOptions, kTokens, kThreads});
-  PythonCall call;
-  call.arrays.AllowTorch();
-  Read<PythonCall>(kOp, words, words.size(), args.ptr(), nullptr, call);
-  Context& ctx = TorchContext(call.num_threads);
-  ComputeForTorch(kOp, [&] { Forward(ctx, call.in, call.options, call.out); });
+  static const Words words =
+      Joined<Call>({kRequired, kTorchResults, kLogDecay, kOptions, kInitialState, kTokens, kThreads});
+  RunForTorch<Call>(Caller::kTorch, kOp, words, args,
+                    [](Context& ctx, Call& call) { Forward(ctx, call.in, call.options, call.out); });
 }
 
 void RunTorchBackward(const nb::args& args) {
   static const Words words =
-      Joined<PythonCall>({kTorchIncoming, kInputs, kTorchGradients, kOptions, kTokens, kThreads});
-  PythonCall call;
-  call.arrays.AllowTorch();
-  Read<PythonCall>(kOp, words, words.size(), args.ptr(), nullptr, call);
-  Context& ctx = TorchContext(call.num_threads);
-  ComputeForTorch(kOp, [&] { Backward(ctx, call.in, call.options, call.gradients); });
+      Joined<Call>({kTorchIncoming, kRequired, kGradients, kLogDecay, kOptions, kInitialState, kTokens, kThreads});
+  RunForTorch<Call>(Caller::kTorch, kBackwardOp, words, args,
+                    [](Context& ctx, Call& call) { Backward(ctx, call.in, call.options, call.gradients); });
 }
 
 constexpr char kInPython[] = R"(
@@ -280,8 +223,7 @@ void Bind(nb::module_& m) {
       JoinedText({"def mesa_step(", kInputs, "state: OutArray, ", kOptions, "threads: int | None = None) -> Result"});
   m.def(kOp, &RunForward, nb::sig(forward.c_str()),
         Docstring(doc::kForward, forward, {kSaid, doc::kMesaFields}, kInPython).c_str());
-  const nb::object gradients =
-      NamedTupleType(m, "MesaGradients", "dq dk dv dbeta dlamb dlog_decay dinitial_state", GradientsDoc(kBackwardOp));
+  const nb::object gradients = GradientsType<Call>(m, "MesaGradients", kBackwardOp, kGradients);
   m.def(
       kBackwardOp,
       [gradients](const nb::args& args, const nb::kwargs& kwargs) { return RunBackward(gradients, args, kwargs); },

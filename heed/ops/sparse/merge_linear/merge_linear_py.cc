@@ -7,12 +7,8 @@
 #include <vector>
 
 #include "docstrings/merge_linear.h"
-#include "python/arguments.h"
 #include "python/docstring.h"
-#include "python/numpy_array.h"
-#include "python/runtime.h"
-#include "python/tensor_caster.h"
-#include "python/torch_host.h"
+#include "python/operation.h"
 
 namespace heed::merge_linear {
 namespace {
@@ -22,41 +18,24 @@ using namespace python;  // NOLINT: the binding's own vocabulary
 
 constexpr char kOp[] = "merge_linear", kBackwardOp[] = "merge_linear_backward";
 
-struct Call {
-  Arrays arrays;
-  BackwardInputs in;
-  TensorView out;       // for PyTorch
-  Gradients gradients;  // for PyTorch
+struct NoOptions {};
+struct Output {
+  TensorView out;
 };
+using Call = OperationCall<BackwardInputs, NoOptions, Output, Gradients>;
 using Words = std::vector<Keyword<Call>>;
 
-template <auto kField>
-void ReadTensor(Call& call, const Argument& a) {
-  call.in.*kField = call.arrays.ReadInPlace(a, Kind::kFloat);
-}
-template <auto kField>
-void ReadRows(Call& call, const Argument& a) {
-  call.in.*kField = call.arrays.Read(a, Kind::kFloat);
-}
-template <TensorView Gradients::* kField>
-void WriteGradient(Call& call, const Argument& a) {
-  call.gradients.*kField = call.arrays.Write(a, Kind::kFloat);
-}
-constexpr Keyword<Call> kGradientOfO[] = {{"do", false, &ReadRows<&BackwardInputs::d_o>}};
-constexpr Keyword<Call> kTorchIncoming[] = {{"the gradient of the result", false, &ReadRows<&BackwardInputs::d_o>}};
-constexpr Keyword<Call> kInputs[] = {
-    {"o", false, &ReadRows<&BackwardInputs::o>},
-    {"lse", false, &ReadTensor<&BackwardInputs::lse>},
-    {"num", false, &ReadRows<&BackwardInputs::num>},
-    {"den", false, &ReadTensor<&BackwardInputs::den>},
-    {"gate", true, [](Call& call, const Argument& a) { call.in.gate = call.arrays.ReadList(a, Kind::kFloat); }}};
-constexpr Keyword<Call> kTorchResult[] = {
-    {"out", false, [](Call& call, const Argument& a) { call.out = call.arrays.Write(a, Kind::kFloat); }}};
-constexpr Keyword<Call> kTorchGradients[] = {{"dexact", true, &WriteGradient<&Gradients::dexact>},
-                                             {"dlse", true, &WriteGradient<&Gradients::dlse>},
-                                             {"dnum", true, &WriteGradient<&Gradients::dnum>},
-                                             {"dden", true, &WriteGradient<&Gradients::dden>},
-                                             {"dgate", true, &WriteGradient<&Gradients::dgate>}};
+constexpr Differentiable<Call> kTensors[] = {
+    Rows<Call, &BackwardInputs::o, &Gradients::dexact>("o", "dexact"),
+    InPlace<Call, &BackwardInputs::lse, &Gradients::dlse>("lse", "dlse"),
+    Rows<Call, &BackwardInputs::num, &Gradients::dnum>("num", "dnum"),
+    InPlace<Call, &BackwardInputs::den, &Gradients::dden>("den", "dden"),
+    Numbers<Call, &BackwardInputs::gate, &Gradients::dgate>("gate", "dgate", true)};
+constexpr auto kInputs = InputsOf(kTensors), kGradients = GradientsOf(kTensors);
+constexpr Keyword<Call> kGradientOfO[] = {{"do", false, &ReadRows<Call, &BackwardInputs::d_o>}};
+constexpr Keyword<Call> kTorchIncoming[] = {
+    {"the gradient of the result", false, &ReadRows<Call, &BackwardInputs::d_o>}};
+constexpr Keyword<Call> kTorchResult[] = {{"out", false, &WriteResult<Call, &Output::out>}};
 
 void ReadCall(const char* op, const Words& words, size_t num_positional, const nb::args& args, const nb::kwargs& kwargs,
               Call& call) {
@@ -82,37 +61,20 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
   Call call;
   ReadCall(kBackwardOp, words, 5, args, kwargs, call);
   if (!call.in.d_o.present()) FailMissing(kBackwardOp, "do");
-  const auto like = [](const ConstTensorView& x, TensorView& view) {
-    if (!x.present()) return nb::object(nb::none());
-    NewArray array(kBackwardOp, x.dtype(), x.sizes());
-    view = array.view;
-    return std::move(array.array);
-  };
-  Gradients g;
-  const nb::object dexact = like(call.in.o, g.dexact), dlse = like(call.in.lse, g.dlse),
-                   dnum = like(call.in.num, g.dnum);
-  const nb::object dden = like(call.in.den, g.dden), dgate = like(call.in.gate, g.dgate);
-  Context& ctx = ThreadContext(0);
-  Compute(kBackwardOp, [&] { Backward(ctx, call.in, g); });
-  return NewNamedTuple(type, nb::make_tuple(dexact, dlse, dnum, dden, dgate));
+  return NewGradients<Call>(kBackwardOp, type, kTensors, call,
+                            [&](Context& ctx) { Backward(ctx, call.in, call.gradients); });
 }
 
 void RunTorch(const nb::args& args) {
   static const Words words = Joined<Call>({kInputs, kTorchResult});
-  Call call;
-  call.arrays.AllowTorch();
-  Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);
-  Context& ctx = TorchContext(0);
-  Compute(kOp, [&] { Forward(ctx, call.in, call.out); });
+  RunForTorch<Call>(Caller::kPython, kOp, words, args,
+                    [](Context& ctx, Call& call) { Forward(ctx, call.in, call.out.out); });
 }
 
 void RunTorchBackward(const nb::args& args) {
-  static const Words words = Joined<Call>({kTorchIncoming, kInputs, kTorchGradients});
-  Call call;
-  call.arrays.AllowTorch();
-  Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);
-  Context& ctx = TorchContext(0);
-  ComputeForTorch(kOp, [&] { Backward(ctx, call.in, call.gradients); });
+  static const Words words = Joined<Call>({kTorchIncoming, kInputs, kGradients});
+  RunForTorch<Call>(Caller::kTorch, kBackwardOp, words, args,
+                    [](Context& ctx, Call& call) { Backward(ctx, call.in, call.gradients); });
 }
 
 constexpr char kInPython[] = R"(
@@ -154,8 +116,7 @@ void Bind(nb::module_& m) {
       "gate: Floats | None = None) -> MergeLinearGradients";
   m.def(kOp, &RunForward, nb::sig(forward),
         Docstring(doc::kForward, forward, {kSaid, doc::kMergeLinearFields}, kInPython).c_str());
-  const nb::object gradients =
-      NamedTupleType(m, "MergeLinearGradients", "dexact dlse dnum dden dgate", GradientsDoc(kBackwardOp));
+  const nb::object gradients = GradientsType<Call>(m, "MergeLinearGradients", kBackwardOp, kGradients);
   m.def(
       kBackwardOp,
       [gradients](const nb::args& args, const nb::kwargs& kwargs) { return RunBackward(gradients, args, kwargs); },
