@@ -15,114 +15,46 @@
 #include "heed/harness/buffer.h"
 #include "heed/harness/case.h"
 #include "heed/harness/mechanism/problem_case.h"
+#include "heed/harness/mechanism/state_case.h"
 #include "heed/mechanism/check_internal.h"
 #include "heed/ops/gated/log_linear_attention/log_linear_attention_internal.h"
 
 namespace heed::log_linear_attention {
 namespace {
 
-using Shape = std::vector<int64_t>;
-using Views = std::span<const TensorView>;
+using mechanism::Shape;
+using mechanism::Views;
+using Problem = mechanism::StateProblem<BackwardInputs, Options>;
 
-// Arguments of one call with their memory, which copies share.
-struct Problem {
-  BackwardInputs in;  // d_o is absent in a forward pass; in a step, initial_state is the state
-  Options options;
-  std::string pass = "forward";
-  std::vector<OutputSpec> outputs;
-  std::vector<Buffer> memory;
-  std::string note;
-
-  TensorView Keep(const Buffer& buffer) {
-    memory.push_back(buffer);
-    return buffer.view();
-  }
-  std::vector<std::pair<const char*, ConstTensorView>> Tensors() const {
-    return {{"q", in.q},
-            {"k", in.k},
-            {"v", in.v},
-            {"level_scales", in.level_scales},
-            {"log_decay", in.log_decay},
-            {"initial_state", in.initial_state},
-            {"d_o", in.d_o},
-            {"d_state", in.d_final_state},
-            {"positions", options.positions},
-            {"lengths", options.lengths},
-            {"starts", options.starts},
-            {"cu_seqlens", options.cu_seqlens}};
-  }
-};
-
-Shape ShapeOf(const ConstTensorView& t) { return {t.sizes().begin(), t.sizes().end()}; }
-
-int64_t NumSequences(const Problem& p) {
-  return p.options.cu_seqlens.present() ? p.options.cu_seqlens.size(0) - 1 : p.in.q.size(0);
-}
+constexpr mechanism::DifferentiableInput<BackwardInputs, Gradients> kInputs[] = {
+    {"q", &BackwardInputs::q, &Gradients::dq},
+    {"k", &BackwardInputs::k, &Gradients::dk},
+    {"v", &BackwardInputs::v, &Gradients::dv},
+    {"level_scales", &BackwardInputs::level_scales, &Gradients::dlevel_scales},
+    {"log_decay", &BackwardInputs::log_decay, &Gradients::dlog_decay},
+    {"initial_state", &BackwardInputs::initial_state, &Gradients::dinitial_state}};
 
 void Describe(Problem& p) {
-  const BackwardInputs& in = p.in;
-  p.outputs.clear();
-  if (p.pass == "backward") {
-    for (const auto& [name, of] : {std::pair{"dq", in.q},
-                                   {"dk", in.k},
-                                   {"dv", in.v},
-                                   {"dlevel_scales", in.level_scales},
-                                   {"dlog_decay", in.log_decay},
-                                   {"dinitial_state", in.initial_state}}) {
-      if (of.present()) p.outputs.push_back({name, of.dtype(), ShapeOf(of), {}});
-    }
-    return;
-  }
-  const Shape state = {NumSequences(p), in.v.size(2), in.level_scales.size(3), in.q.size(3), in.v.size(3)};
-  Shape o = ShapeOf(in.v);
-  if (p.pass == "step") o.erase(o.begin() + 1);
-  p.outputs = {{"o", in.v.dtype(), o, {}}, {"state", mechanism::StateDType(in.q.dtype()), state, {}}};
+  mechanism::DescribeOutputs(kInputs, {p.in.v.size(2), p.in.level_scales.size(3), p.in.q.size(3), p.in.v.size(3)}, p);
 }
 
-Gradients ToGradients(const Problem& p, Views views) {
-  Gradients out;
-  const std::map<std::string, TensorView*> places = {{"dq", &out.dq},
-                                                     {"dk", &out.dk},
-                                                     {"dv", &out.dv},
-                                                     {"dlevel_scales", &out.dlevel_scales},
-                                                     {"dlog_decay", &out.dlog_decay},
-                                                     {"dinitial_state", &out.dinitial_state}};
-  for (size_t i = 0; i < views.size(); ++i) *places.at(p.outputs[i].name) = views[i];
-  return out;
-}
-
-// o as a tensor with an axis of one token.
-TensorView WithToken(const TensorView& o) {
-  return {o.data(), o.dtype(), {o.size(0), 1, o.size(1), o.size(2)}, {o.stride(0), 0, o.stride(1), o.stride(2)}};
-}
-ConstTensorView WithoutToken(const ConstTensorView& t) {
-  if (!t.present()) return {};
-  Shape sizes = ShapeOf(t), strides(t.strides().begin(), t.strides().end());
-  sizes.erase(sizes.begin() + 1);
-  strides.erase(strides.begin() + 1);
-  return {t.data(), t.dtype(), sizes, strides};
-}
+Gradients ToGradients(const Problem& p, Views views) { return mechanism::GradientsOf<Gradients>(p, kInputs, views); }
 
 void RunReference(const Problem& p, Views views) {
   if (p.pass == "backward") return BackwardReference(p.in, p.options, ToGradients(p, views));
-  Reference(p.in, p.options, {p.pass == "step" ? WithToken(views[0]) : views[0], views[1]});
+  Reference(p.in, p.options, {p.pass == "step" ? mechanism::WithToken(views[0]) : views[0], views[1]});
 }
 
 void Run(const Problem& p, Context& ctx, Views views) {
   if (p.pass == "backward") return Backward(ctx, p.in, p.options, ToGradients(p, views));
   if (p.pass == "forward") return Forward(ctx, p.in, p.options, {views[0], views[1]});
-  const ConstTensorView& state = p.in.initial_state;
-  if (state.num_elements() > 0) {
-    Shape index(5);
-    do SetElement(views[1], index, GetElement(state, index));
-    while (NextIndex(state.sizes(), index));
-  }
+  mechanism::CopyElements(p.in.initial_state, views[1]);
   StepInputs token;
-  token.q = WithoutToken(p.in.q);
-  token.k = WithoutToken(p.in.k);
-  token.v = WithoutToken(p.in.v);
-  token.level_scales = WithoutToken(p.in.level_scales);
-  token.log_decay = WithoutToken(p.in.log_decay);
+  token.q = mechanism::WithoutToken(p.in.q);
+  token.k = mechanism::WithoutToken(p.in.k);
+  token.v = mechanism::WithoutToken(p.in.v);
+  token.level_scales = mechanism::WithoutToken(p.in.level_scales);
+  token.log_decay = mechanism::WithoutToken(p.in.log_decay);
   Step(ctx, token, p.options, views[1], views[0]);
 }
 
@@ -183,35 +115,16 @@ void Tolerance(const Problem& p, Views expected, Views allowed) {
       }
     }
   }
-  const bool wide = p.in.q.dtype() == DType::kF64;
-  const double u = wide ? 0x1p-53 : 0x1p-24;
+  const double u = p.in.q.dtype() == DType::kF64 ? 0x1p-53 : 0x1p-24;
   const auto root = [](int64_t n) { return std::sqrt(static_cast<double>(n)); };
   const double share = 3.5 * u * (root(p.in.q.size(3)) + root(p.in.v.size(3)) + 3 * root(T + 64) + 16);
-  for (size_t i = 0; i < allowed.size(); ++i) {
-    const DType dtype = p.outputs[i].dtype;
-    const double rounding = dtype == DType::kBF16 ? 1.01 * 0x1p-8 : dtype == DType::kF16 ? 1.01 * 0x1p-11 : 2 * u;
-    const double least = dtype == DType::kF16 ? 0x1p-24 : wide ? 0x1p-1000 : 0x1p-110;
-    if (allowed[i].num_elements() == 0) continue;
-    Shape index(static_cast<size_t>(allowed[i].rank()));
-    do {
-      const double value = std::abs(GetElement(expected[i], index));
-      SetElement(allowed[i], index, share * GetElement(allowed[i], index) + rounding * value + least);
-    } while (NextIndex(allowed[i].sizes(), index));
-  }
+  mechanism::AllowErrors(p.in.q.dtype(), share, p.outputs, expected, allowed);
 }
 
 Case ToCase(const Problem& problem) {
   const auto p = std::make_shared<const Problem>(problem);
-  Case c;
-  c.pass = p->pass;
-  c.title = std::string("log_linear_attention ") + Name(p->in.q.dtype());
-  for (const auto& [name, view] : p->Tensors()) {
-    if (!view.present()) continue;
-    c.title += std::string(" ") + name + view.ShapeString() + "/" + ShapeString(view.strides());
-    c.bytes += mechanism::Bytes(view);
-  }
+  Case c = mechanism::CaseOf("log_linear_attention", *p, kInputs, {{"positions", p->options.positions}});
   c.title += " scale=" + std::to_string(p->options.scale.value_or(1)) + " " + p->note;
-  c.outputs = p->outputs;
   c.run = [p](Context& ctx, Views views) { Run(*p, ctx, views); };
   c.reference = [p](Views expected, Views tolerance) {
     RunReference(*p, expected);
@@ -219,11 +132,6 @@ Case ToCase(const Problem& problem) {
   };
   if (p->pass == "forward") {
     c.timed = [p](Context& ctx, Views views) { Forward(ctx, p->in, p->options, {views[0], {}}); };
-  }
-  for (const OutputSpec& output : c.outputs) {
-    double size = static_cast<double>(SizeOf(output.dtype));
-    for (const int64_t axis : output.sizes) size *= static_cast<double>(axis);
-    c.bytes += size;
   }
   // Pairs of a chunk, the states of half of the bits of its place, and its own sum.
   const double K = static_cast<double>(p->in.q.size(3)), V = static_cast<double>(p->in.v.size(3));
@@ -236,11 +144,6 @@ Case ToCase(const Problem& problem) {
 }
 
 int64_t LevelsFor(int64_t tokens) { return tokens < 2 ? 1 : std::bit_width(static_cast<uint64_t>(tokens - 1)) + 1; }
-
-// Fills log decays with exponentials of this mean, negated.
-void FillDecays(const Buffer& buffer, uint64_t seed, double mean) {
-  mechanism::FillEach(buffer, seed, [mean](Random& random) { return mean * std::log(1 - random.Uniform(0, 1)); });
-}
 
 Case MakeCase(const CaseRequest& request) {
   const Sizes& s = request.sizes;
@@ -262,7 +165,7 @@ Case MakeCase(const CaseRequest& request) {
   p.in.level_scales = tensor({s.B, T, s.Hq, L});
   if (!mechanism::Words(request.variant).Has("ungated")) {
     const Buffer g(request.dtype, Shape{s.B, T, s.Hq}, Placement::kAligned);
-    FillDecays(g, ++seed, 0.05);
+    mechanism::FillDecays(g, ++seed, 0.05);
     p.in.log_decay = p.Keep(g);
   }
   if (request.pass == "step") {
@@ -286,11 +189,9 @@ Case MakeCase(const CaseRequest& request) {
   return ToCase(p);
 }
 
-class Maker {
+class Maker : mechanism::RandomArguments {
  public:
-  Maker(DType dtype, uint64_t seed) : dtype_(dtype), random_(seed, 12), seed_(seed * 64) {
-    p_.note = "seed=" + std::to_string(seed);
-  }
+  Maker(DType dtype, uint64_t seed) : RandomArguments(seed), dtype_(dtype) { p_.note = "seed=" + std::to_string(seed); }
 
   Case Make() {
     const DType wide = mechanism::StateDType(dtype_);
@@ -306,26 +207,10 @@ class Maker {
     p_.in.level_scales = Tensor(of_token(), {B, T, G, L}, false);
     if (Chance(0.75)) {
       const Buffer g = Layout(of_token(), {B, T, G}, false);
-      FillDecays(g, ++seed_, random_.Pick({0.01, 0.1, 3.0}));
+      mechanism::FillDecays(g, ++seed_, random_.Pick({0.01, 0.1, 3.0}));
       p_.in.log_decay = p_.Keep(g);
     }
-    if (packed) {
-      const Buffer bounds(DType::kI64, Shape{N + 1});
-      std::vector<int64_t> cuts = {0, T};
-      while (static_cast<int64_t>(cuts.size()) <= N) cuts.push_back(Integer(0, T));
-      std::sort(cuts.begin(), cuts.end());
-      if (N == 0) cuts.resize(1);
-      std::copy(cuts.begin(), cuts.end(), bounds.as<int64_t>());
-      p_.options.cu_seqlens = p_.Keep(bounds);
-    } else if (Chance(0.3) && B > 0) {
-      const Buffer lengths(DType::kI32, Shape{B}), starts(DType::kI32, Shape{B});
-      for (int64_t b = 0; b < B; ++b) {
-        lengths.as<int32_t>()[b] = static_cast<int32_t>(Integer(0, T));
-        starts.as<int32_t>()[b] = static_cast<int32_t>(Integer(0, T / 2));
-      }
-      p_.options.lengths = p_.Keep(lengths);
-      p_.options.starts = p_.Keep(starts);
-    }
+    DrawSequences(packed, N, T, p_);
     if (Chance(0.5)) {
       p_.in.initial_state = Tensor(wide, {N, G, L, K, V}, false);
       const Buffer positions(DType::kI64, Shape{N});
@@ -343,31 +228,11 @@ class Maker {
   }
 
  private:
-  bool Chance(double probability) { return random_.Chance(probability); }
-  int64_t Integer(int64_t low, int64_t high) { return random_.Integer(low, high); }
   int64_t Channels() { return Chance(0.8) ? Integer(1, 20) : random_.Pick<int64_t>({31, 32, 33, 64}); }
 
-  // Two axes in either order, gaps between rows, and columns too without `rows`; against either guard page.
-  Buffer Layout(DType dtype, const Shape& sizes, bool rows) {
-    std::vector<size_t> order;  // from the innermost axis outwards
-    for (size_t axis = sizes.size(); axis-- > 0;) order.push_back(axis);
-    if (Chance(0.4)) std::swap(order[rows ? 1 : 0], order[rows ? 2 : 1]);
-    Shape strides(sizes.size());
-    int64_t next = 1;
-    for (const size_t axis : order) {
-      strides[axis] = next;
-      next = next * std::max<int64_t>(sizes[axis], 1) + (Chance(0.3) ? Integer(1, 3) : 0);
-    }
-    const Placement placement = Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard;
-    return Buffer(dtype, sizes, strides, placement, Integer(0, 5));
-  }
-  ConstTensorView Tensor(DType dtype, const Shape& sizes, bool rows) {
-    return p_.Keep(Layout(dtype, sizes, rows).FillNormal(++seed_));
-  }
+  ConstTensorView Tensor(DType dtype, const Shape& sizes, bool rows) { return p_.Keep(Normal(dtype, sizes, rows)); }
 
   DType dtype_;
-  Random random_;
-  uint64_t seed_;
   Problem p_;
 };
 

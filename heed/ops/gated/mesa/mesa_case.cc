@@ -15,118 +15,51 @@
 #include "heed/harness/buffer.h"
 #include "heed/harness/case.h"
 #include "heed/harness/mechanism/problem_case.h"
+#include "heed/harness/mechanism/state_case.h"
 #include "heed/mechanism/check_internal.h"
 #include "heed/ops/gated/mesa/mesa_internal.h"
 
 namespace heed::mesa {
 namespace {
 
-using Shape = std::vector<int64_t>;
-using Views = std::span<const TensorView>;
+using mechanism::Shape;
+using mechanism::Views;
+using Problem = mechanism::StateProblem<BackwardInputs, Options>;
 
-// Arguments of one call with their memory, which copies share.
-struct Problem {
-  BackwardInputs in;  // d_o is absent in a forward pass; in a step, initial_state is the state
-  Options options;
-  std::string pass = "forward";
-  std::vector<OutputSpec> outputs;
-  std::vector<Buffer> memory;
-  std::string note;
-
-  TensorView Keep(const Buffer& buffer) {
-    memory.push_back(buffer);
-    return buffer.view();
-  }
-  std::vector<std::pair<const char*, ConstTensorView>> Tensors() const {
-    return {{"q", in.q},
-            {"k", in.k},
-            {"v", in.v},
-            {"beta", in.beta},
-            {"lamb", in.lamb},
-            {"log_decay", in.log_decay},
-            {"initial_state", in.initial_state},
-            {"d_o", in.d_o},
-            {"d_state", in.d_final_state},
-            {"solution", in.solution},
-            {"lengths", options.lengths},
-            {"starts", options.starts},
-            {"cu_seqlens", options.cu_seqlens}};
-  }
-};
-
-Shape ShapeOf(const ConstTensorView& t) { return {t.sizes().begin(), t.sizes().end()}; }
+constexpr mechanism::DifferentiableInput<BackwardInputs, Gradients> kInputs[] = {
+    {"q", &BackwardInputs::q, &Gradients::dq},
+    {"k", &BackwardInputs::k, &Gradients::dk},
+    {"v", &BackwardInputs::v, &Gradients::dv},
+    {"beta", &BackwardInputs::beta, &Gradients::dbeta},
+    {"lamb", &BackwardInputs::lamb, &Gradients::dlamb},
+    {"log_decay", &BackwardInputs::log_decay, &Gradients::dlog_decay},
+    {"initial_state", &BackwardInputs::initial_state, &Gradients::dinitial_state}};
 
 void Describe(Problem& p) {
-  const BackwardInputs& in = p.in;
-  p.outputs.clear();
-  if (p.pass == "backward") {
-    for (const auto& [name, of] : {std::pair{"dq", in.q},
-                                   {"dk", in.k},
-                                   {"dv", in.v},
-                                   {"dbeta", in.beta},
-                                   {"dlamb", in.lamb},
-                                   {"dlog_decay", in.log_decay},
-                                   {"dinitial_state", in.initial_state}}) {
-      if (of.present()) p.outputs.push_back({name, of.dtype(), ShapeOf(of), {}});
-    }
-    return;
-  }
-  const int64_t sequences = p.options.cu_seqlens.present() ? p.options.cu_seqlens.size(0) - 1 : in.q.size(0);
-  const DType wide = mechanism::StateDType(in.q.dtype());
-  Shape o = ShapeOf(in.v);
-  if (p.pass == "step") o.erase(o.begin() + 1);
-  p.outputs = {{"o", in.v.dtype(), o, {}},
-               {"state", wide, {sequences, in.q.size(2), in.q.size(3), in.q.size(3) + in.v.size(3)}, {}}};
-  if (p.pass == "forward") p.outputs.push_back({"solution", wide, ShapeOf(in.q), {}});
+  mechanism::DescribeOutputs(kInputs, {p.in.q.size(2), p.in.q.size(3), p.in.q.size(3) + p.in.v.size(3)}, p);
+  if (p.pass != "forward") return;
+  p.outputs.push_back({"solution", mechanism::StateDType(p.in.q.dtype()), mechanism::SizesOf(p.in.q), {}});
 }
 
-Gradients ToGradients(const Problem& p, Views views) {
-  Gradients out;
-  const std::map<std::string, TensorView*> places = {{"dq", &out.dq},
-                                                     {"dk", &out.dk},
-                                                     {"dv", &out.dv},
-                                                     {"dbeta", &out.dbeta},
-                                                     {"dlamb", &out.dlamb},
-                                                     {"dlog_decay", &out.dlog_decay},
-                                                     {"dinitial_state", &out.dinitial_state}};
-  for (size_t i = 0; i < views.size(); ++i) *places.at(p.outputs[i].name) = views[i];
-  return out;
-}
-
-// o as a tensor with an axis of one token.
-TensorView WithToken(const TensorView& o) {
-  return {o.data(), o.dtype(), {o.size(0), 1, o.size(1), o.size(2)}, {o.stride(0), 0, o.stride(1), o.stride(2)}};
-}
-ConstTensorView WithoutToken(const ConstTensorView& t) {
-  if (!t.present()) return {};
-  Shape sizes = ShapeOf(t), strides(t.strides().begin(), t.strides().end());
-  sizes.erase(sizes.begin() + 1);
-  strides.erase(strides.begin() + 1);
-  return {t.data(), t.dtype(), sizes, strides};
-}
+Gradients ToGradients(const Problem& p, Views views) { return mechanism::GradientsOf<Gradients>(p, kInputs, views); }
 
 void RunReference(Solver solver, const Problem& p, Views views) {
   if (p.pass == "backward") return BackwardReferenceBy(solver, p.in, p.options, ToGradients(p, views));
-  if (p.pass == "step") return ReferenceBy(solver, p.in, p.options, {WithToken(views[0]), views[1], {}});
+  if (p.pass == "step") return ReferenceBy(solver, p.in, p.options, {mechanism::WithToken(views[0]), views[1], {}});
   ReferenceBy(solver, p.in, p.options, {views[0], views[1], views[2]});
 }
 
 void Run(const Problem& p, Context& ctx, Views views) {
   if (p.pass == "backward") return Backward(ctx, p.in, p.options, ToGradients(p, views));
   if (p.pass == "forward") return Forward(ctx, p.in, p.options, {views[0], views[1], views[2]});
-  const ConstTensorView& state = p.in.initial_state;
-  if (state.num_elements() > 0) {
-    Shape index(4);
-    do SetElement(views[1], index, GetElement(state, index));
-    while (NextIndex(state.sizes(), index));
-  }
+  mechanism::CopyElements(p.in.initial_state, views[1]);
   StepInputs token;
-  token.q = WithoutToken(p.in.q);
-  token.k = WithoutToken(p.in.k);
-  token.v = WithoutToken(p.in.v);
-  token.beta = WithoutToken(p.in.beta);
+  token.q = mechanism::WithoutToken(p.in.q);
+  token.k = mechanism::WithoutToken(p.in.k);
+  token.v = mechanism::WithoutToken(p.in.v);
+  token.beta = mechanism::WithoutToken(p.in.beta);
   token.lamb = p.in.lamb;
-  token.log_decay = WithoutToken(p.in.log_decay);
+  token.log_decay = mechanism::WithoutToken(p.in.log_decay);
   Step(ctx, token, p.options, views[1], views[0]);
 }
 
@@ -163,33 +96,14 @@ void Tolerance(const Problem& p, Solver solver, Views expected, Views allowed) {
   RunReference(Solver::kMagnitudes, p, allowed);
   double share = ShareOf(p);
   if (solver == Solver::kCholesky) share += TruncationOf(p);
-  const double u = UnitRoundoff(p);
-  for (size_t i = 0; i < allowed.size(); ++i) {
-    const DType dtype = p.outputs[i].dtype;
-    const double rounding = dtype == DType::kBF16 ? 1.01 * 0x1p-8 : dtype == DType::kF16 ? 1.01 * 0x1p-11 : 2 * u;
-    const double least = dtype == DType::kF16 ? 0x1p-24 : p.in.q.dtype() == DType::kF64 ? 0x1p-1000 : 0x1p-110;
-    if (allowed[i].num_elements() == 0) continue;
-    Shape index(static_cast<size_t>(allowed[i].rank()));
-    do {
-      const double value = std::abs(GetElement(expected[i], index));
-      SetElement(allowed[i], index, share * GetElement(allowed[i], index) + rounding * value + least);
-    } while (NextIndex(allowed[i].sizes(), index));
-  }
+  mechanism::AllowErrors(p.in.q.dtype(), share, p.outputs, expected, allowed);
 }
 
 Case ToCase(const Problem& problem) {
   const auto p = std::make_shared<const Problem>(problem);
-  Case c;
-  c.pass = p->pass;
-  c.title = std::string("mesa ") + Name(p->in.q.dtype());
-  for (const auto& [name, view] : p->Tensors()) {
-    if (!view.present()) continue;
-    c.title += std::string(" ") + name + view.ShapeString() + "/" + ShapeString(view.strides());
-    c.bytes += mechanism::Bytes(view);
-  }
+  Case c = mechanism::CaseOf("mesa", *p, kInputs, {{"solution", p->in.solution}});
   c.title +=
       " iterations=" + std::to_string(p->options.iterations) + " eps=" + std::to_string(p->options.eps) + " " + p->note;
-  c.outputs = p->outputs;
   c.run = [p](Context& ctx, Views views) { Run(*p, ctx, views); };
   c.reference = [p](Views expected, Views tolerance) {
     const Solver solver = SolverOf(*p);
@@ -198,11 +112,6 @@ Case ToCase(const Problem& problem) {
   };
   if (p->pass == "forward") {
     c.timed = [p](Context& ctx, Views views) { Forward(ctx, p->in, p->options, {views[0], {}, {}}); };
-  }
-  for (const OutputSpec& output : c.outputs) {
-    double size = static_cast<double>(SizeOf(output.dtype));
-    for (const int64_t axis : output.sizes) size *= static_cast<double>(axis);
-    c.bytes += size;
   }
   const double K = static_cast<double>(p->in.q.size(3)), V = static_cast<double>(p->in.v.size(3));
   const double tokens = static_cast<double>(p->in.q.size(0) * p->in.q.size(1) * p->in.q.size(2));
@@ -215,13 +124,6 @@ Case ToCase(const Problem& problem) {
   return c;
 }
 
-// Fills log decays with exponentials of this mean, negated, and some with -infinity.
-void FillDecays(const Buffer& buffer, uint64_t seed, double mean, double cuts = 0) {
-  mechanism::FillEach(buffer, seed, [mean, cuts](Random& random) {
-    const double x = mean * std::log(1 - random.Uniform(0, 1));
-    return random.Chance(cuts) ? -std::numeric_limits<double>::infinity() : x;
-  });
-}
 void FillUniform(const Buffer& buffer, uint64_t seed, double low, double high) {
   mechanism::FillEach(buffer, seed, [low, high](Random& random) { return random.Uniform(low, high); });
 }
@@ -274,7 +176,7 @@ Case MakeCase(const CaseRequest& request) {
   p.in.lamb = p.Keep(lamb);
   if (!mechanism::Words(request.variant).Has("ungated")) {
     const Buffer g = make(dtype, {s.B, T, s.Hq});
-    FillDecays(g, ++seed, 0.05);
+    mechanism::FillDecays(g, ++seed, 0.05);
     p.in.log_decay = p.Keep(g);
   }
   if (request.pass == "step") {
@@ -293,11 +195,9 @@ Case MakeCase(const CaseRequest& request) {
   return ToCase(p);
 }
 
-class Maker {
+class Maker : mechanism::RandomArguments {
  public:
-  Maker(DType dtype, uint64_t seed) : dtype_(dtype), random_(seed, 12), seed_(seed * 64) {
-    p_.note = "seed=" + std::to_string(seed);
-  }
+  Maker(DType dtype, uint64_t seed) : RandomArguments(seed), dtype_(dtype) { p_.note = "seed=" + std::to_string(seed); }
 
   Case Make() {
     const DType wide = mechanism::StateDType(dtype_);
@@ -306,37 +206,22 @@ class Maker {
     const int64_t T = Chance(0.03) ? 0 : Chance(0.8) ? Integer(1, 50) : Integer(60, 140);
     const int64_t H = Integer(1, 2), N = packed ? Integer(1, 4) : B, K = Channels(), V = Channels();
     const auto of_token = [&] { return Chance(0.5) ? dtype_ : wide; };
-    p_.in.q = Normal(dtype_, {B, T, H, K}, true);
+    p_.in.q = Tensor(dtype_, {B, T, H, K}, true);
     const Buffer k = Layout(dtype_, {B, T, H, K}, true), beta = Layout(of_token(), {B, T, H}, false),
                  lamb = Layout(of_token(), {H, K}, false);
     FillKeys(k, ++seed_);
     p_.in.k = p_.Keep(k);
-    p_.in.v = Normal(dtype_, {B, T, H, V}, true);
+    p_.in.v = Tensor(dtype_, {B, T, H, V}, true);
     FillUniform(beta, ++seed_, 0, 1);
     p_.in.beta = p_.Keep(beta);
     FillUniform(lamb, ++seed_, 0.5, 2);
     p_.in.lamb = p_.Keep(lamb);
     if (Chance(0.75)) {
       const Buffer g = Layout(of_token(), {B, T, H}, false);
-      FillDecays(g, ++seed_, random_.Pick({0.05, 0.3, 3.0}), Chance(0.2) ? 0.05 : 0);
+      mechanism::FillDecays(g, ++seed_, random_.Pick({0.05, 0.3, 3.0}), Chance(0.2) ? 0.05 : 0);
       p_.in.log_decay = p_.Keep(g);
     }
-    if (packed) {
-      const Buffer bounds(DType::kI64, Shape{N + 1});
-      std::vector<int64_t> cuts = {0, T};
-      while (static_cast<int64_t>(cuts.size()) <= N) cuts.push_back(Integer(0, T));
-      std::sort(cuts.begin(), cuts.end());
-      std::copy(cuts.begin(), cuts.end(), bounds.as<int64_t>());
-      p_.options.cu_seqlens = p_.Keep(bounds);
-    } else if (Chance(0.3) && B > 0) {
-      const Buffer lengths(DType::kI32, Shape{B}), starts(DType::kI32, Shape{B});
-      for (int64_t b = 0; b < B; ++b) {
-        lengths.as<int32_t>()[b] = static_cast<int32_t>(Integer(0, T));
-        starts.as<int32_t>()[b] = static_cast<int32_t>(Integer(0, T / 2));
-      }
-      p_.options.lengths = p_.Keep(lengths);
-      p_.options.starts = p_.Keep(starts);
-    }
+    DrawSequences(packed, N, T, p_);
     if (Chance(0.5)) {
       const Buffer state = Layout(wide, {N, H, K, K + V}, false);
       FillState(state, ++seed_);
@@ -346,8 +231,8 @@ class Maker {
     if (Chance(0.2)) p_.options.eps = random_.Pick({1e-5, 1e-2});
     if (Chance(0.5)) {
       p_.pass = "backward";
-      p_.in.d_o = Normal(dtype_, {B, T, H, V}, true);
-      if (Chance(0.5)) p_.in.d_final_state = Normal(wide, {N, H, K, K + V}, false);
+      p_.in.d_o = Tensor(dtype_, {B, T, H, V}, true);
+      if (Chance(0.5)) p_.in.d_final_state = Tensor(wide, {N, H, K, K + V}, false);
       if (Chance(0.5)) {
         const Buffer o(DType::kF64, p_.in.v.sizes()), solution = Layout(wide, {B, T, H, K}, true);
         Reference(p_.in, p_.options, {o.view(), {}, solution.view()});
@@ -359,31 +244,11 @@ class Maker {
   }
 
  private:
-  bool Chance(double probability) { return random_.Chance(probability); }
-  int64_t Integer(int64_t low, int64_t high) { return random_.Integer(low, high); }
   int64_t Channels() { return Chance(0.9) ? Integer(1, 20) : random_.Pick<int64_t>({31, 32, 33, 48}); }
 
-  // Two axes in either order, gaps between rows, and columns too without `rows`; against either guard page.
-  Buffer Layout(DType dtype, const Shape& sizes, bool rows) {
-    std::vector<size_t> order;  // from the innermost axis outwards
-    for (size_t axis = sizes.size(); axis-- > 0;) order.push_back(axis);
-    if (Chance(0.4)) std::swap(order[rows ? 1 : 0], order[rows ? 2 : 1]);
-    Shape strides(sizes.size());
-    int64_t next = 1;
-    for (const size_t axis : order) {
-      strides[axis] = next;
-      next = next * std::max<int64_t>(sizes[axis], 1) + (Chance(0.3) ? Integer(1, 3) : 0);
-    }
-    const Placement placement = Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard;
-    return Buffer(dtype, sizes, strides, placement, Integer(0, 5));
-  }
-  ConstTensorView Normal(DType dtype, const Shape& sizes, bool rows) {
-    return p_.Keep(Layout(dtype, sizes, rows).FillNormal(++seed_));
-  }
+  ConstTensorView Tensor(DType dtype, const Shape& sizes, bool rows) { return p_.Keep(Normal(dtype, sizes, rows)); }
 
   DType dtype_;
-  Random random_;
-  uint64_t seed_;
   Problem p_;
 };
 
