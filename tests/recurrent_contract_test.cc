@@ -18,8 +18,11 @@ INSTANTIATE_TEST_SUITE_P(AllOps, Recurrent, testing::ValuesIn(Parameters([](cons
                          ParameterName);
 
 TEST_P(Recurrent, BitsDoNotDependOnThreads) {
-  for (const auto& [H, group] : {std::pair<int64_t, int64_t>{1, 1}, {2, 3}}) {
-    const Call one = Make(1, 150, H, group, 70, 100);
+  struct Heads {
+    int64_t T, H, group;
+  };
+  for (const auto& [T, H, group] : {Heads{150, 1, 1}, Heads{150, 2, 3}, Heads{700, 1, 2}}) {
+    const Call one = Make(1, T, H, group, 70, 100);
     Context single(1);
     one.Both(single);
     for (const int threads : {2, 3, 8}) {

@@ -9,9 +9,9 @@ namespace heed {
 void WaitForTicket(TicketCounter& counter, int64_t ticket) {
   constexpr auto kSpin = std::chrono::microseconds(50);
   auto now = counter.load(std::memory_order_acquire);
-  if (now == ticket) return;
+  if (now >= ticket) return;
   const auto give_up = std::chrono::steady_clock::now() + kSpin;
-  while ((now = counter.load(std::memory_order_acquire)) != ticket) {
+  while ((now = counter.load(std::memory_order_acquire)) < ticket) {
     if (std::chrono::steady_clock::now() < give_up) {
       std::this_thread::yield();
     } else {

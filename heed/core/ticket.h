@@ -7,9 +7,9 @@
 
 namespace heed {
 
-// Orders the tasks that add to one place: a task waits until the counter is its ticket 0, 1, 2, ..., adds, and releases
-// the ticket. Tasks must be started in the order of their tickets, so that a task only waits for tasks that are
-// running.
+// Orders the tasks that add to one place: a task waits until the counter is at least its ticket 0, 1, 2, ..., adds, and
+// releases the ticket. Tasks must be started in the order of their tickets, so that a task only waits for tasks that
+// are running.
 using TicketCounter = std::atomic<int32_t>;
 void WaitForTicket(TicketCounter& counter, int64_t ticket);
 void ReleaseTicket(TicketCounter& counter);

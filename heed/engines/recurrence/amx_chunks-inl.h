@@ -157,7 +157,7 @@ class ChunkedHead {
     MultiplyKeys();
     DecayScores<false>(first, n);
     const OutputRows<float> rows(p_, s_, head_, first, static_cast<size_t>(n), b_.values, b_.gate,
-                                 Padded<float>(p_.value_size));
+                                 Padded<float>(p_.value_size), 0, static_cast<size_t>(p_.value_size));
     for (int64_t column_block = 0; column_block < columns_; column_block += kColumnBlock) {
       SplitState<false>(column_block);
       ReadState();

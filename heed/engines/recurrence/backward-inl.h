@@ -8,8 +8,9 @@
 //   dv_t = D_t^T k_t      reversed, on D
 //
 // Each is a pass of register_tile-inl.h with other operands: 12 K V flops per token. A task owns one value head of one
-// sequence, or a range of its columns, and passes over the blocks of 64 tokens twice, forward for dq and reversed for
-// dk and dv. Both passes widen rows and compute tables. If only gradients of initial states are wanted, D alone is
+// sequence, and passes over the blocks of 64 tokens twice, forward for dq and reversed for dk and dv. Both sweeps widen
+// rows and compute tables. If there are fewer heads than threads, tasks prepare blocks, pass ranges of columns over
+// them, and finish them (stages.h). If only gradients of initial states are wanted, D alone is
 // computed: 2 K V flops, and those of the forward pass if outputs are normalised.
 //
 // The gradient of a log decay is a sum of q .* dq - k .* dk over all later tokens. It is computed inside a block; the
@@ -44,6 +45,7 @@
 #include "heed/engines/recurrence/problem.h"
 #include "heed/engines/recurrence/rows-inl.h"
 #include "heed/engines/recurrence/shared_gradients-inl.h"
+#include "heed/engines/recurrence/stages.h"
 #include "heed/engines/recurrence/sums_backward-inl.h"
 #include "heed/engines/recurrence/tasks.h"
 #include "heed/simd/transpose-inl.h"
@@ -60,63 +62,109 @@ class BackwardHead : GateGradients<T> {
   using typename Base::D;
   using Base::d_, Base::N, Base::p_, Base::g_, Base::s_, Base::task_, Base::head_, Base::b_, Base::shared_,
       Base::reader_, Base::dq_, Base::value_pairs_, Base::row_, Base::value_row_, Base::values_, Base::by_key_,
-      Base::by_value_, Base::BoundaryShape, Base::TokensOf;
+      Base::by_value_, Base::BoundaryShape, Base::TokensOf, Base::BoundaryState, Base::DTransposed, Base::DState;
 
  public:
   BackwardHead(const Problem& p, const Gradients& g, const Task& task, const BackwardBuffers<T>& buffers,
-               const SharedBuffers<T>& shared, const ChunkStates& states, void* states_scratch)
-      : Base(p, g, task, buffers, shared), states_(states), states_scratch_(states_scratch),
+               const SharedBuffers<T>& shared, const ChunkStates& states, void* states_scratch, bool in_stages)
+      : Base(p, g, task, buffers, shared), states_(states), states_scratch_(states_scratch), in_stages_(in_stages),
         gated_(p.gate != Gate::kNone), scalar_(p.gate == Gate::kScalar), states_alone_(OfStatesAlone(g)),
-        needs_states_(!states_alone_ || p.normalize || p.running_max()), lane_row_(static_cast<ptrdiff_t>(row_)),
+        needs_states_(NeedsStates(p, g)), lane_row_(static_cast<ptrdiff_t>(row_)),
         value_lane_row_(static_cast<ptrdiff_t>(value_row_)) {}
 
+  // The first sweep computes dq and S^T, the second, reversed, dk, dv and D. Gradients of states alone may need D only.
+  static StagesOf Sweeps(const Problem& p, const Gradients& g) {
+    return {.sweeps = NeedsStates(p, g) ? 2 : 1,
+            .prepares_in_order = p.normalize || p.has_bonus,
+            .finishes = true,
+            .finishes_in_order = p.has_bonus || p.constant_decay};
+  }
+
+  // Runs all stages of a head, which the task owns.
   HWY_NOINLINE HWY_ATTR void Compute() {
     reader_.Begin();
     if (p_.has_value_decay && g_.d_log_value_decay.data != nullptr) StoreAllOutputs();
-    const int64_t num_blocks = NumBlocks(s_.count);
-    if (needs_states_) {
-      LoadFirstState();
-      for (int64_t block = 0; block < num_blocks; ++block) QueryBlock(block, TokensOf(block));
-    }
-    LoadState(d_, g_.d_final, s_.state, head_, by_value_, b_.d_state);
-    LoadState(d_, g_.d_final, s_.state, head_, by_key_, b_.d_transposed);
+    InOrder(*this, needs_states_ ? 2 : 1, NumBlocks(s_.count));
+  }
+
+  HWY_ATTR void Begin(int64_t sweep) {
+    if (!IsReversed(sweep)) return LoadFirstState();
+    LoadState(d_, g_.d_final, s_.state, head_, by_value_, DState());
+    LoadState(d_, g_.d_final, s_.state, head_, by_key_, DTransposed());
     if (p_.normalize) LoadNormalizerRow();
-    for (int64_t block = num_blocks - 1; block >= 0; --block) {
-      states_alone_ ? StateBlock(block, TokensOf(block)) : KeyBlock(block, TokensOf(block));
-    }
-    StoreState(d_, b_.d_state, by_value_, g_.d_initial, s_.state, head_);
+  }
+
+  HWY_ATTR void End(int64_t sweep) {
+    if (!IsReversed(sweep)) return;
+    StoreState(d_, DState(), by_value_, g_.d_initial, s_.state, head_);
     if (p_.normalize) StoreNormalizerRow();
   }
 
- private:
-  // The normaliser's gradient is the last row of D^T: its value channel is 1.
-  HWY_ATTR void LoadNormalizerRow() {
-    LoadNormalizer(g_.d_final_z, s_.state, head_, by_key_.size, row_, b_.scratch_row);
-    ForColumnBlocks<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
-      std::memcpy(b_.d_transposed + by_key_.Offset(column) + values_ * width, b_.scratch_row + column,
-                  width * sizeof(T));
-    });
-  }
-  HWY_ATTR void StoreNormalizerRow() {
-    ForColumnBlocks<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
-      std::memcpy(b_.scratch_row + column, b_.d_transposed + by_key_.Offset(column) + values_ * width,
-                  width * sizeof(T));
-    });
-    StoreNormalizer(b_.scratch_row, g_.d_initial_z, s_.state, head_, by_key_.size);
+  HWY_NOINLINE HWY_ATTR void Prepare(int64_t sweep, int64_t step) {
+    const int64_t block = BlockOf(sweep, step);
+    TakeBlock(block);
+    if (in_stages_ && sweep == 0 && step == 0) reader_.Begin();
+    if (!IsReversed(sweep)) return PrepareQueries(block, TokensOf(block));
+    // A task that owns the head has the rows of the last block from the forward sweep.
+    const bool has_rows = !in_stages_ && needs_states_ && step == 0;
+    if (!has_rows) states_alone_ ? PrepareStates(block, TokensOf(block)) : PrepareKeys(block, TokensOf(block));
+    if (p_.normalize) PutNormalizer(TokensOf(block));
   }
 
-  // Loads S^T and z before the first block. A chunked kernel computes S^T before each block.
+  HWY_ATTR void Pass(int64_t sweep, int64_t step) {
+    const int64_t block = BlockOf(sweep, step);
+    TakeBlock(block);
+    if (!IsReversed(sweep)) return QueryBlock(block, TokensOf(block));
+    states_alone_ ? StateBlock(block, TokensOf(block)) : KeyBlock(block, TokensOf(block));
+  }
+
+  HWY_ATTR void Finish(int64_t sweep, int64_t step) {
+    const int64_t block = BlockOf(sweep, step);
+    TakeBlock(block);
+    if (!IsReversed(sweep)) return FinishQueries(block, TokensOf(block));
+    if (!states_alone_) FinishKeys(block, TokensOf(block));
+  }
+
+ private:
+  // False if D depends on gates, queries and d_o alone, and nothing else is wanted.
+  static bool NeedsStates(const Problem& p, const Gradients& g) {
+    return !OfStatesAlone(g) || p.normalize || p.running_max();
+  }
+  bool IsReversed(int64_t sweep) const { return sweep == 1 || !needs_states_; }
+  int64_t BlockOf(int64_t sweep, int64_t step) const {
+    return IsReversed(sweep) ? NumBlocks(s_.count) - 1 - step : step;
+  }
+
+  // The normaliser's gradient is the last row of D^T: its value channel is 1.
+  template <class F>
+  HWY_INLINE void ForNormalizerRow(const States& states, const F& f) {
+    T* z = states.data == nullptr ? nullptr : StateAt<T>(states, s_.state, head_);
+    ForColumnBlocks<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
+      T* row = DTransposed() + by_key_.Offset(column) + values_ * width;
+      for (size_t i = 0; i < width; ++i) {
+        const bool exists = z != nullptr && column + i < by_key_.size;
+        f(row[i], exists ? z + static_cast<int64_t>(column + i) * states.key_stride : nullptr);
+      }
+    });
+  }
+  HWY_ATTR void LoadNormalizerRow() {
+    ForNormalizerRow(g_.d_final_z, [](T& x, const T* z) { x = z == nullptr ? 0 : *z; });
+  }
+  HWY_ATTR void StoreNormalizerRow() {
+    ForNormalizerRow(g_.d_initial_z, [](const T& x, T* z) {
+      if (z != nullptr) *z = x;
+    });
+  }
+
+  // Loads S^T before the first block. A chunked kernel computes S^T before each block.
   HWY_NOINLINE HWY_ATTR void LoadFirstState() {
     if (s_.count == 0) return;
     const StateShape shape = BoundaryShape();
     if (states_.compute != nullptr) {
       states_.compute(p_, task_, states_scratch_,
-                      [&](int64_t block, const float* state) { PutTransposed(state, shape, b_.BoundaryState(block)); });
+                      [&](int64_t block, const float* state) { PutTransposed(state, shape, BoundaryState(block)); });
     } else {
-      LoadState(d_, p_.initial, s_.state, head_, shape, b_.BoundaryState(0));
-    }
-    if (p_.normalize) {
-      LoadNormalizer(p_.initial_z, s_.state, head_, shape.size, row_, b_.BoundaryZ(0));
+      LoadState(d_, p_.initial, s_.state, head_, shape, BoundaryState(0));
     }
   }
 
@@ -182,30 +230,39 @@ class BackwardHead : GateGradients<T> {
     });
   }
 
-  // The forward pass over a block: computes dq, and advances S^T and z past the block.
-  HWY_NOINLINE HWY_ATTR void QueryBlock(int64_t block, size_t n) {
+  // Reads the rows of a block for the forward sweep, and advances z past it.
+  HWY_NOINLINE HWY_ATTR void PrepareQueries(int64_t block, size_t n) {
     const int64_t first = block * kBlockTokens;
-    TakeBlock(block);
-    const bool for_decays = scalar_ && g_.d_log_decay.data != nullptr;
-    const bool last = block + 1 == NumBlocks(s_.count);  // the reversed pass begins with its rows and tables
-    const bool reads_queries = p_.normalize || for_decays || p_.feature != Feature::kIdentity || last;
-    if (reads_queries) reader_.Queries(first, n);
+    if (ReadsQueries(block)) reader_.Queries(first, n);
     if (p_.running_max()) b_.boundary_m[block] = *reader_.max();
     reader_.Keys(first, n);
     reader_.Values(first, n, b_.v, value_row_);
     LoadRows(d_, g_.d_o, s_, head_, first, n, values_, b_.d_o, value_row_);
-    RowPrefetch prefetch = LaterRows(block, reads_queries);
+    if (p_.normalize && block == 0) {
+      LoadNormalizer(p_.initial_z, s_.state, head_, by_key_.size, row_, b_.BoundaryZ(0));
+    }
     if (p_.normalize) Normalize(block, n);
-    if (last && gated_) {
+    if (gated_ && KeepsRows(block)) {
       ComputeTables<TablesOf::kAll>(n);
     } else if (gated_) {
       ComputeTables<TablesOf::kKeys>(n);
     }
     if (p_.has_value_decay) ValueTables<TablesOf::kAll>(first, n);
+  }
+  // True if the reversed sweep begins with the rows and tables of this block.
+  bool KeepsRows(int64_t block) const { return !in_stages_ && block + 1 == NumBlocks(s_.count); }
+  bool ForDecays() const { return scalar_ && g_.d_log_decay.data != nullptr; }
+  bool ReadsQueries(int64_t block) const {
+    return p_.normalize || ForDecays() || p_.feature != Feature::kIdentity || KeepsRows(block);
+  }
+
+  // The forward pass over a block: computes S d_o, and advances S^T past the block.
+  HWY_NOINLINE HWY_ATTR void QueryBlock(int64_t block, size_t n) {
+    RowPrefetch prefetch = LaterRows(block, ReadsQueries(block));
     const StateShape shape = BoundaryShape();
-    T* state = b_.BoundaryState(block);
+    T* state = BoundaryState(block);
     if (block > 0 && states_.compute == nullptr && b_.boundary_state_size != 0) {
-      std::memcpy(state, b_.BoundaryState(block - 1), shape.Offset(shape.end) * sizeof(T));
+      std::memcpy(state, BoundaryState(block - 1), shape.Offset(shape.end) * sizeof(T));
     }
     // u_t = S d_o_t.
     Product<T> x = {p_.has_value_decay ? b_.value_read : b_.d_o,
@@ -218,36 +275,39 @@ class BackwardHead : GateGradients<T> {
     x.row_decay = b_.rows.value_tile_decay;
     x.lane_decay = b_.rows.tile_decay;
     Run<Decay::kLanes>(x, n, false, shape, state, prefetch);
+  }
+
+  HWY_NOINLINE HWY_ATTR void FinishQueries(int64_t block, size_t n) {
+    const int64_t first = block * kBlockTokens;
     if (gated_) this->QueryPairs(n);
-    if (for_decays) this->AddQueryProducts(first, n);
+    if (ForDecays()) this->AddQueryProducts(first, n);
     if (scalar_) this->OwnQueryPairs(n);
     if (p_.normalize) {
       this->AddNormalizer(n, b_.z, row_);
       for (size_t t = 0; t < n; ++t) {
         d_denominators_[t] = b_.d_o[t * value_row_ + values_];
       }
-      if (for_decays) this->AddNormalizerProducts(first, n, b_.BoundaryZ(block), reader_.NormalizerDecays());
+      if (ForDecays()) this->AddNormalizerProducts(first, n, b_.BoundaryZ(block), reader_.NormalizerDecays());
     }
     if (!KeepsQueryGradients() && !states_alone_) this->AddToHead(Base::kQueries, block, n);
   }
 
-  // The reversed pass over a block if no gradient of a tensor is wanted: computes D before the block and, for the
-  // normaliser, D^T.
-  HWY_NOINLINE HWY_ATTR void StateBlock(int64_t block, size_t n) {
+  // Reads the rows of a block for the reversed sweep if no gradient of a tensor is wanted.
+  HWY_NOINLINE HWY_ATTR void PrepareStates(int64_t block, size_t n) {
     const int64_t first = block * kBlockTokens;
-    TakeBlock(block);
-    if (block + 1 < NumBlocks(s_.count) || !needs_states_) {
-      if (p_.running_max()) *reader_.max() = b_.boundary_m[block];
-      reader_.Queries(first, n);
-      p_.running_max() ? reader_.Keys(first, n) : reader_.Decays(first, n);
-      LoadRows(d_, g_.d_o, s_, head_, first, n, values_, b_.d_o, value_row_);
-      if (p_.normalize) DivideByStoredDenominators(n);
-      if (gated_) ComputeTables<TablesOf::kQueries>(n);
-      if (p_.has_value_decay) ValueTables<TablesOf::kQueries>(first, n);
-    }
-    if (p_.normalize) PutNormalizer(n);
+    if (p_.running_max()) *reader_.max() = b_.boundary_m[block];
+    reader_.Queries(first, n);
+    p_.running_max() ? reader_.Keys(first, n) : reader_.Decays(first, n);
+    LoadRows(d_, g_.d_o, s_, head_, first, n, values_, b_.d_o, value_row_);
+    if (p_.normalize) DivideByStoredDenominators(n);
+    if (gated_) ComputeTables<TablesOf::kQueries>(n);
+    if (p_.has_value_decay) ValueTables<TablesOf::kQueries>(first, n);
+  }
+
+  // The reversed pass over such a block: computes D before the block and, for the normaliser, D^T.
+  HWY_NOINLINE HWY_ATTR void StateBlock(int64_t block, size_t n) {
     RowPrefetch prefetch;
-    if (block > 0) {
+    if (block > 0 && !in_stages_) {
       const Rows none = {};
       prefetch = this->RowsOf(block - 1, {&p_.q}, {}, {scalar_ ? &none : &p_.log_decay}, {&g_.d_o});
       prefetch.Begin(kBlock, NumPrefetches<T>(by_value_));
@@ -257,31 +317,35 @@ class BackwardHead : GateGradients<T> {
     if (p_.normalize) {
       Product<T> x = {nullptr, value_read, value_row_, read, lane_row_, nullptr, 0};
       x.lane_decay = b_.rows.tile_decay;
-      Run<Decay::kLanes, false>(x, n, true, by_key_, b_.d_transposed, prefetch);
+      Run<Decay::kLanes, false>(x, n, true, by_key_, DTransposed(), prefetch);
     }
     Product<T> y = {nullptr, read, row_, value_read, value_lane_row_, nullptr, 0};
     y.row_decay = b_.rows.tile_decay;
     if (p_.has_value_decay) y.lane_decay = b_.rows.value_tile_decay;
-    Run<Decay::kRows, false>(y, n, true, by_value_, b_.d_state, prefetch);
+    Run<Decay::kRows, false>(y, n, true, by_value_, DState(), prefetch);
   }
 
-  // The reversed pass over a block: computes dk and dv, and D and D^T before the block.
-  HWY_NOINLINE HWY_ATTR void KeyBlock(int64_t block, size_t n) {
+  // Reads the rows of a block for the reversed sweep.
+  HWY_NOINLINE HWY_ATTR void PrepareKeys(int64_t block, size_t n) {
     const int64_t first = block * kBlockTokens;
-    TakeBlock(block);
-    if (block + 1 < NumBlocks(s_.count)) {
-      if (p_.running_max()) *reader_.max() = b_.boundary_m[block];
-      reader_.Queries(first, n);
-      reader_.Keys(first, n);
-      reader_.Values(first, n, b_.v, value_row_);
-      LoadRows(d_, g_.d_o, s_, head_, first, n, values_, b_.d_o, value_row_);
-      if (p_.normalize) DivideByStoredDenominators(n);
-      if (gated_) ComputeTables<TablesOf::kAll>(n);
-      if (p_.has_value_decay) ValueTables<TablesOf::kAll>(first, n);
-    }
+    if (p_.running_max()) *reader_.max() = b_.boundary_m[block];
+    reader_.Queries(first, n);
+    reader_.Keys(first, n);
+    reader_.Values(first, n, b_.v, value_row_);
+    LoadRows(d_, g_.d_o, s_, head_, first, n, values_, b_.d_o, value_row_);
+    if (p_.normalize) DivideByStoredDenominators(n);
+    if (gated_) ComputeTables<TablesOf::kAll>(n);
+    if (p_.has_value_decay) ValueTables<TablesOf::kAll>(first, n);
+  }
+
+  bool WantsValueDecay() const { return g_.d_log_value_decay.data != nullptr; }
+  bool WantsValues() const { return g_.dv.data != nullptr || g_.d_initial.data != nullptr || WantsValueDecay(); }
+  bool ValuesInPlace() const { return InPlace<T>(g_.dv, p_.value_size) && !p_.has_value_decay; }
+
+  // The reversed pass over a block: computes D v and dv, and D and D^T before the block.
+  HWY_NOINLINE HWY_ATTR void KeyBlock(int64_t block, size_t n) {
     RowPrefetch prefetch = EarlierRows(block);
-    if (p_.normalize) PutNormalizer(n);
-    const bool wants_decays = g_.d_log_decay.data != nullptr || g_.d_log_value_decay.data != nullptr;
+    const bool wants_decays = g_.d_log_decay.data != nullptr || WantsValueDecay();
     if (gated_ && wants_decays) this->BoundaryProducts(block);
     const T* read = gated_ ? b_.read : b_.rows.q;
     const T* write = gated_ ? b_.write : b_.rows.k;
@@ -292,7 +356,23 @@ class BackwardHead : GateGradients<T> {
     Product<T> x = {value_write, value_read, value_row_, read, lane_row_, b_.dk, lane_row_};
     x.row_decay = b_.rows.value_tile_decay;
     x.lane_decay = b_.rows.tile_decay;
-    Run<Decay::kLanes>(x, n, true, by_key_, b_.d_transposed, prefetch);
+    Run<Decay::kLanes>(x, n, true, by_key_, DTransposed(), prefetch);
+
+    // dv_t = D^T k_t.
+    if (!WantsValues()) return;
+    Product<T> y = {write, read, row_, value_read, value_lane_row_, b_.dv, value_lane_row_};
+    if (ValuesInPlace()) {
+      y.out = RowAt<T>(g_.dv, s_, head_, block * kBlockTokens);
+      y.out_stride = static_cast<ptrdiff_t>(g_.dv.token_stride);
+    }
+    y.row_decay = b_.rows.tile_decay;
+    if (p_.has_value_decay) y.lane_decay = b_.rows.value_tile_decay;
+    y.pairs = b_.reversed_pairs;
+    Run<Decay::kRows>(y, n, true, by_value_, DState(), prefetch);
+  }
+
+  HWY_NOINLINE HWY_ATTR void FinishKeys(int64_t block, size_t n) {
+    const int64_t first = block * kBlockTokens;
     if (gated_) {
       this->KeyPairs(n);
       if (scalar_) {
@@ -307,30 +387,15 @@ class BackwardHead : GateGradients<T> {
       }
       if (p_.has_bonus) this->BonusGradients(n);
     }
-
     if (KeepsQueryGradients()) this->AddToHead(Base::kQueries, block, n);
     this->AddToHead(Base::kKeys, block, n);
-    const bool wants_value_decay = g_.d_log_value_decay.data != nullptr;
-    if (g_.dv.data == nullptr && g_.d_initial.data == nullptr && !wants_value_decay) return;
-
-    // dv_t = D^T k_t.
-    Product<T> y = {write, read, row_, value_read, value_lane_row_, b_.dv, value_lane_row_};
-    const bool in_place = InPlace<T>(g_.dv, p_.value_size) && !p_.has_value_decay;
-    if (in_place) {
-      y.out = RowAt<T>(g_.dv, s_, head_, first);
-      y.out_stride = static_cast<ptrdiff_t>(g_.dv.token_stride);
-    }
-    y.row_decay = b_.rows.tile_decay;
-    if (p_.has_value_decay) y.lane_decay = b_.rows.value_tile_decay;
-    y.pairs = b_.reversed_pairs;
-    Run<Decay::kRows>(y, n, true, by_value_, b_.d_state, prefetch);
+    if (!WantsValues()) return;
     if (p_.has_value_decay) {
       this->ValuePairGradients(n);
-      if (wants_value_decay) this->ValueDecayGradients(first, n);
+      if (WantsValueDecay()) this->ValueDecayGradients(first, n);
       this->OwnValuePairs(n);
     }
-    if (g_.dv.data == nullptr || in_place) return;
-    this->StoreValueGradients(first, n);
+    if (g_.dv.data != nullptr && !ValuesInPlace()) this->StoreValueGradients(first, n);
   }
 
   bool KeepsQueryGradients() const { return BackwardBuffers<T>::KeepsQueryGradients(p_); }
@@ -394,12 +459,12 @@ class BackwardHead : GateGradients<T> {
     if (KeepsQueryGradients()) {
       prefetch.Add(b_.dq + static_cast<size_t>(block) * kBlock * row_, static_cast<int64_t>(row), row);
     }
-    if (state != 0) prefetch.Add(b_.BoundaryState(block), static_cast<int64_t>(state), state);
+    if (state != 0) prefetch.Add(BoundaryState(block), static_cast<int64_t>(state), state);
   }
 
   // The prefetches of the forward pass.
   HWY_ATTR RowPrefetch LaterRows(int64_t block, bool reads_queries) const {
-    if (block + 1 >= NumBlocks(s_.count)) return {};
+    if (block + 1 >= NumBlocks(s_.count) || in_stages_) return {};
     const Rows none = {}, &q = reads_queries ? p_.q : none, &dq = KeepsQueryGradients() ? none : g_.dq;
     const Rows& decays = scalar_ ? none : p_.log_decay;
     RowPrefetch prefetch = this->RowsOf(block + 1, {&p_.k, &q}, {&dq}, {&decays}, {&p_.v, &g_.d_o});
@@ -413,7 +478,7 @@ class BackwardHead : GateGradients<T> {
   HWY_ATTR RowPrefetch EarlierRows(int64_t block) const {
     constexpr size_t kMost = size_t{512} << 10;
     const size_t elements = 3 * row_ * value_row_ + kBlock * (11 * row_ + 8 * value_row_);
-    if (block == 0 || elements * sizeof(T) > kMost) return {};
+    if (block == 0 || elements * sizeof(T) > kMost || in_stages_) return {};
     const Rows none = {}, &dq = KeepsQueryGradients() ? g_.dq : none;
     const Rows &decays = scalar_ ? none : p_.log_decay, &d_decays = scalar_ ? none : g_.d_log_decay;
     RowPrefetch prefetch =
@@ -425,16 +490,26 @@ class BackwardHead : GateGradients<T> {
 
   const ChunkStates& states_;
   void* const states_scratch_;
-  const bool gated_, scalar_, states_alone_;
-  const bool needs_states_;                            // false if D depends on gates, queries and d_o alone
+  const bool in_stages_, gated_, scalar_, states_alone_, needs_states_;
   const ptrdiff_t lane_row_, value_lane_row_;          // row_ and value_row_ as signed strides
   T *inverses_ = nullptr, *d_denominators_ = nullptr;  // of the current block
 };
 
-// The number of columns that may be divided among tasks: 0 if an intermediate result is a sum over all of them.
+// True if heads that are fewer than threads are computed in stages. With decays of columns o is computed before, and
+// the gradient of a projection is a sum over heads after them. Non-causal heads are divided by columns.
+inline bool InStages(const Problem& p) { return p.causal && !p.has_value_decay && !IsRandom(p.feature); }
+
+template <class T>
+Stages BackwardStages(const Problem& p, const Gradients& g, int64_t threads) {
+  return Stages(p, InStages(p) ? threads : 1, std::min(p.features(), p.value_size), kPartColumns, kBlockTokens,
+                BackwardHead<T>::Sweeps(p, g));
+}
+
+// The number of columns that may be divided among tasks without stages: 0 if an intermediate result is a sum over all
+// of them.
 inline int64_t Separable(const Problem& p) {
-  const bool whole = p.normalize || p.has_value_decay || p.feature == Feature::kSoftmax ||
-                     p.feature == Feature::kTaylor || IsRandom(p.feature);
+  const bool whole =
+      p.causal || p.normalize || p.feature == Feature::kSoftmax || p.feature == Feature::kTaylor || IsRandom(p.feature);
   return whole ? 0 : std::min(p.features(), p.value_size);
 }
 
@@ -445,12 +520,26 @@ int64_t PartColumns(const Problem& p, const TaskQueue& queue) {
   return std::min((units + queue.parts() - 1) / queue.parts() * kPartColumns, row);
 }
 
+// Stores gradients that are sums over heads or tokens, when all tasks have ended.
+template <class T>
+void SumShared(Context& ctx, const Problem& p, const Gradients& g, const SharedBuffers<T>& shared) {
+  if (g.d_projection.data != nullptr) StoreProjectionGradient(p, g, shared.d_projection);
+  StoreConstants(p, shared, shared.d_bonus, g.d_bonus);
+  if (p.gate == Gate::kKey && p.constant_decay) StoreConstants(p, shared, shared.d_decay, g.d_log_decay);
+  if (p.gate != Gate::kScalar || g.d_log_decay.data == nullptr) return;
+  ctx.ParallelFor(p.value_heads, [&](int64_t head, int) HWY_ATTR { SumDecayGradients(p, g, shared, head); });
+}
+
 // `states` computes the states at block boundaries with a chunked kernel, or is empty.
 template <class T>
-BackwardBytes BackwardWorkspace(int64_t threads, const Problem& p, const ChunkStates& states) {
+BackwardBytes BackwardWorkspace(int64_t threads, const Problem& p, const Gradients& g, const ChunkStates& states) {
   const TaskQueue queue(p, threads, Separable(p));
-  const int64_t bytes = BackwardBuffers<T>::Bytes(p, PartColumns<T>(p, queue), states.compute != nullptr);
-  return {bytes + (states.bytes != nullptr ? states.bytes(p) : 0), SharedBuffers<T>(p, queue).Bytes(p)};
+  const Stages stages = BackwardStages<T>(p, g, threads);
+  BackwardBytes bytes =
+      BytesOfHeads<BackwardBuffers<T>>(stages, p, PartColumns<T>(p, queue), states.compute != nullptr);
+  bytes.per_thread += states.bytes != nullptr ? states.bytes(p) : 0;
+  bytes.shared += SharedBuffers<T>(p, queue).Bytes(p);
+  return bytes;
 }
 
 template <class T>
@@ -459,43 +548,49 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g, const ChunkSta
   const int64_t columns = PartColumns<T>(p, queue);
   const bool in_chunks = states.compute != nullptr;
   SharedBuffers<T> shared(p, queue);
-  const int64_t bytes = BackwardBuffers<T>::Bytes(p, columns, in_chunks);
-  ctx.ReserveScratch(static_cast<size_t>(BackwardWorkspace<T>(ctx.num_threads(), p, states).per_thread));
-  ctx.ReserveShared(static_cast<size_t>(shared.Bytes(p)));
+  const BackwardBytes bytes = BackwardWorkspace<T>(ctx.num_threads(), p, g, states);
+  ctx.ReserveScratch(static_cast<size_t>(bytes.per_thread));
+  ctx.ReserveShared(static_cast<size_t>(bytes.shared));
   shared.Init(p, ctx.Shared());
+  Stages stages = BackwardStages<T>(p, g, ctx.num_threads());
+  if (stages.used()) {
+    RunHeads<BackwardBuffers<T>>(
+        ctx, p, stages, static_cast<char*>(ctx.Shared()) + shared.Bytes(p),
+        [&](const Task& task, const BackwardBuffers<T>& buffers, int worker, bool in_stages)
+            HWY_ATTR { return BackwardHead<T>(p, g, task, buffers, shared, states, ctx.Scratch(worker), in_stages); },
+        p, columns, in_chunks);
+    return SumShared(ctx, p, g, shared);
+  }
+  const int64_t own = BackwardBuffers<T>::Bytes(p, columns, in_chunks);
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
     static_cast<BackwardBuffers<T>*>(ctx.Scratch(worker))->Init(p, columns, in_chunks);
   }
   ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
     const auto& buffers = *static_cast<const BackwardBuffers<T>*>(ctx.Scratch(worker));
     const Task task = queue.At(index);
-    const bool wants_projection = g.d_projection.data != nullptr;
     if (IsRandom(p.feature)) {
       PackProjection(p, buffers.rows.raw, buffers.projection);
       const auto size = ProjectionShape<T>(p);
       std::memset(buffers.d_projection, 0, size.Offset(size.end) * sizeof(T));
     }
     if (p.causal) {
-      void* after = static_cast<char*>(ctx.Scratch(worker)) + bytes;
-      BackwardHead<T>(p, g, task, buffers, shared, states, after).Compute();
+      void* after = static_cast<char*>(ctx.Scratch(worker)) + own;
+      BackwardHead<T>(p, g, task, buffers, shared, states, after, false).Compute();
     } else {
       SumsBackwardHead<T>(p, g, task, buffers, shared).Compute();
     }
-    if (wants_projection) AddToProjection(p, task, buffers, shared);
+    if (g.d_projection.data != nullptr) AddToProjection(p, task, buffers, shared);
   });
-  if (g.d_projection.data != nullptr) StoreProjectionGradient(p, g, shared.d_projection);
-  StoreConstants(p, shared, shared.d_bonus, g.d_bonus);
-  if (p.gate == Gate::kKey && p.constant_decay) StoreConstants(p, shared, shared.d_decay, g.d_log_decay);
-  if (p.gate != Gate::kScalar || g.d_log_decay.data == nullptr) return;
-  ctx.ParallelFor(p.value_heads, [&](int64_t head, int) HWY_ATTR { SumDecayGradients(p, g, shared, head); });
+  SumShared(ctx, p, g, shared);
 }
 
 template <class T, ChunkStates (*kStates)(const Context&) = &NoChunkStates>
 Passes BackwardPasses() {
-  return {
-      .backward = [](Context& ctx, const Problem& p, const Gradients& g) { Backward<T>(ctx, p, g, kStates(ctx)); },
-      .backward_workspace = [](const Context& ctx, const Problem& p,
-                               const Gradients&) { return BackwardWorkspace<T>(ctx.num_threads(), p, kStates(ctx)); }};
+  return {.backward = [](Context& ctx, const Problem& p, const Gradients& g) { Backward<T>(ctx, p, g, kStates(ctx)); },
+          .backward_workspace =
+              [](const Context& ctx, const Problem& p, const Gradients& g) {
+                return BackwardWorkspace<T>(ctx.num_threads(), p, g, kStates(ctx));
+              }};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

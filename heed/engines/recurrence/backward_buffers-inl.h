@@ -1,4 +1,4 @@
-// Memory of the backward pass: the scratch memory of a thread, and what tasks share.
+// Memory of the backward pass: of a thread or of a slot, and what tasks share.
 //
 // Compiled once per SIMD target.
 #if defined(HEED_ENGINES_RECURRENCE_BACKWARD_BUFFERS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -19,6 +19,7 @@
 #include "heed/engines/recurrence/block-inl.h"
 #include "heed/engines/recurrence/problem.h"
 #include "heed/engines/recurrence/rows-inl.h"
+#include "heed/engines/recurrence/stages.h"
 #include "heed/engines/recurrence/tasks.h"
 #include "hwy/highway.h"
 
@@ -64,17 +65,29 @@ struct BackwardBuffers {
   }
 
   static int64_t Bytes(const Problem& p, int64_t columns, bool in_chunks) {
-    BackwardBuffers unused = {};
-    return unused.LayOut(p, columns, in_chunks, nullptr);
+    return BackwardBuffers().LayOut(Holds::kAll, p, columns, in_chunks, nullptr);
   }
-  void Init(const Problem& p, int64_t columns, bool in_chunks) { LayOut(p, columns, in_chunks, this); }
+  void Init(const Problem& p, int64_t columns, bool in_chunks) { LayOut(Holds::kAll, p, columns, in_chunks, this); }
 
   T* BoundaryState(int64_t block) const { return boundary_states + block * boundary_state_size; }
   T* BoundaryZ(int64_t block) const { return boundary_z + block * boundary_z_size; }
 
- private:
+  // Takes what blocks of a head share. Random features are not computed in stages.
+  void ShareStates(const BackwardBuffers& first) {
+    rows.ShareHead(first.rows);
+    value_pairs = first.value_pairs;
+    inverses = first.inverses;
+    d_denominators = first.d_denominators;
+    d_state = first.d_state;
+    d_transposed = first.d_transposed;
+    boundary_states = first.boundary_states;
+    boundary_z = first.boundary_z;
+    boundary_m = first.boundary_m;
+    if (dq == nullptr) dq = first.dq;
+  }
+
   // `columns` is the size of the largest part of a row of keys.
-  int64_t LayOut(const Problem& p, int64_t columns, bool in_chunks, void* base) {
+  int64_t LayOut(Holds holds, const Problem& p, int64_t columns, bool in_chunks, void* base) {
     Carver carver(base, (sizeof(BackwardBuffers) + 127) / 128 * 128);
     const auto row = static_cast<int64_t>(Padded<T>(p.features()));
     const auto value_row = static_cast<int64_t>(ValueRow<T>(p));
@@ -84,16 +97,18 @@ struct BackwardBuffers {
     for (const Sequence& s : p.sequences) blocks = std::max(blocks, NumBlocks(s.count));
     boundary_state_size = StoresBoundaryStates(p, in_chunks) ? p.value_size * columns : 0;
     boundary_z_size = p.normalize ? row : 0;
-    rows.LayOut(p, carver);
+    const bool of_head = holds != Holds::kSlot, keeps = KeepsQueryGradients(p);
+    rows.LayOut(p, carver, kBlockTokens, of_head);
     carver.Next(read, gated ? block * row : 0);
     carver.Next(write, gated ? block * row : 0);
     carver.Next(pairs, gated ? block * tile : 0);
     carver.Next(reversed_pairs, gated ? block * tile : 0);
-    carver.Next(value_pairs, gated ? blocks * block * tile : 0);
+    carver.Next(value_pairs, gated && of_head ? blocks * block * tile : 0);
     carver.Next(v, block * value_row);
     carver.Next(d_o, block * value_row);
     carver.Next(dv, block * value_row);
-    carver.Next(dq, (KeepsQueryGradients(p) ? blocks : 1) * block * row);
+    carver.Next(dq, !keeps ? block * row : of_head ? blocks * block * row : 0);
+    if (keeps && !of_head) dq = nullptr;
     carver.Next(dk, block * row);
     carver.Next(d_decay, p.gate == Gate::kKey && !p.constant_decay ? block * row : 0);
     carver.Next(d_bonus, p.has_bonus ? row : 0);
@@ -103,18 +118,19 @@ struct BackwardBuffers {
     carver.Next(state, by_value ? p.features() * value_row : 0);
     carver.Next(value_suffix, by_value ? value_row : 0);
     carver.Next(denominators, block);
-    carver.Next(inverses, p.normalize ? blocks * block : 0);
-    carver.Next(d_denominators, p.normalize ? blocks * block : 0);
+    carver.Next(inverses, p.normalize && of_head ? blocks * block : 0);
+    carver.Next(d_denominators, p.normalize && of_head ? blocks * block : 0);
     carver.Next(z, p.normalize ? block * row : 0);
     carver.Next(scratch_row, row);
     carver.Next(suffix, row);
     const auto maps = [](Feature feature) { return IsElementwise(feature) && feature != Feature::kIdentity; };
     carver.Next(unmapped, maps(p.feature) || maps(p.key_feature) ? block * row : 0);
-    carver.Next(d_state, p.features() * value_row);
-    carver.Next(d_transposed, (p.value_size + 1) * row);
-    carver.Next(boundary_states, boundary_state_size != 0 ? blocks * boundary_state_size : p.value_size * columns);
-    carver.Next(boundary_z, (blocks + 1) * boundary_z_size);
-    carver.Next(boundary_m, p.running_max() ? blocks + 1 : 0);
+    carver.Next(d_state, of_head ? p.features() * value_row : 0);
+    carver.Next(d_transposed, of_head ? (p.value_size + 1) * row : 0);
+    const int64_t states = boundary_state_size != 0 ? blocks * boundary_state_size : p.value_size * columns;
+    carver.Next(boundary_states, of_head ? states : 0);
+    carver.Next(boundary_z, of_head ? (blocks + 1) * boundary_z_size : 0);
+    carver.Next(boundary_m, of_head && p.running_max() ? blocks + 1 : 0);
     const bool random = IsRandom(p.feature);
     const auto raw_row = static_cast<int64_t>(Padded<T>(p.key_size));
     carver.Next(projection, random ? p.features() * raw_row : 0);

@@ -255,7 +255,11 @@ template <class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void ReadState(D d, const T* rows, size_t row_stride, size_t n, const StateShape& shape, const T* state,
                             T* out, size_t out_stride, RowPrefetch& prefetch) {
   constexpr size_t N = hn::MaxLanes(D());
-  std::memset(out, 0, n * out_stride * sizeof(T));
+  // The last part of a row has its padding.
+  const size_t end = shape.end >= shape.size ? out_stride : shape.end;
+  for (size_t t = 0; t < n; ++t) {
+    std::memset(out + t * out_stride + shape.begin, 0, (end - shape.begin) * sizeof(T));
+  }
   hs::ForTiles<kColumnBlockVectors>(shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
     hs::ForTiles<hs::TileRows<vectors.value>()>(0, n, [&](auto tokens, size_t t) HWY_ATTR {
       prefetch.Issue();

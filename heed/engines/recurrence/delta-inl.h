@@ -7,8 +7,9 @@
 //   S_t = G_t .* S_{t-1} + k_t v_t^T + b_t x_t^T,  o_t = scale S_t^T q_t
 //
 // Compiled once per SIMD target. The pass of token t over the state computes S_t, o_t and what the next token's read
-// key retrieves from S_t (delta_token-inl.h). A task owns one value head of one sequence, or a range of its value
-// columns if there are fewer heads than threads; columns are independent. Without `o` only the states are computed.
+// key retrieves from S_t (delta_token-inl.h). A task owns one value head of one sequence. If there are fewer heads than
+// threads, tasks prepare blocks and pass ranges of value columns over them (stages.h); columns are independent. Without
+// `o` only the states are computed.
 #if defined(HEED_ENGINES_RECURRENCE_DELTA_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_DELTA_INL_H_
 #undef HEED_ENGINES_RECURRENCE_DELTA_INL_H_
@@ -26,6 +27,7 @@
 #include "heed/engines/recurrence/delta_rows-inl.h"
 #include "heed/engines/recurrence/delta_token-inl.h"
 #include "heed/engines/recurrence/problem.h"
+#include "heed/engines/recurrence/stages.h"
 #include "heed/engines/recurrence/tasks.h"
 #include "hwy/highway.h"
 
@@ -83,26 +85,26 @@ HWY_NOINLINE void DeltaTokens(D d, const DeltaBlock<T>& b, size_t n, size_t colu
   }
 }
 
-// The scratch memory of one thread.
+// The memory of a thread or of a slot.
 template <class T>
 struct DeltaBuffers {
   DeltaRows<T> rows;
-  T *o, *found, *state;
+  T *o, *found;
+  T* state;
 
   static int64_t Bytes(const Problem& p, int64_t block) {
-    DeltaBuffers unused = {};
-    return unused.LayOut(p, block, nullptr);
+    return DeltaBuffers().LayOut(Holds::kAll, p, block, nullptr);
   }
-  void Init(const Problem& p, int64_t block) { LayOut(p, block, this); }
+  void Init(const Problem& p, int64_t block) { LayOut(Holds::kAll, p, block, this); }
+  void ShareStates(const DeltaBuffers& first) { state = first.state; }
 
- private:
-  int64_t LayOut(const Problem& p, int64_t block, void* base) {
+  int64_t LayOut(Holds holds, const Problem& p, int64_t block, void* base) {
     Carver carver(base, (sizeof(DeltaBuffers) + 127) / 128 * 128);
     const auto value_row = static_cast<int64_t>(Padded<T>(p.value_size));
     rows.LayOut(p, carver, block);
     carver.Next(o, block * value_row);
     carver.Next(found, (block + 1) * value_row);
-    carver.Next(state, p.key_size * value_row);
+    carver.Next(state, holds == Holds::kSlot ? 0 : p.key_size * value_row);
     return carver.bytes();
   }
 };
@@ -133,55 +135,82 @@ HWY_NOINLINE HWY_ATTR void DeltaColumnBlocks(D d, const Problem& p, const DeltaB
   });
 }
 
+// Computes some value columns of one head of one sequence.
 template <class T>
-HWY_NOINLINE HWY_ATTR void DeltaHead(const Problem& p, const Task& task, const DeltaBuffers<T>& b) {
-  const hn::ScalableTag<T> d;
-  const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
-  const size_t row = Padded<T>(p.key_size), value_row = Padded<T>(p.value_size);
-  const auto keys = static_cast<size_t>(p.key_size);
-  const DeltaShape shape = {keys,
-                            keys,
-                            FirstColumn(task.part, task.parts, value_row),
-                            FirstColumn(task.part + 1, task.parts, value_row),
-                            static_cast<size_t>(p.value_size),
-                            false};
-  const DeltaReader<T> reader(p, s, task.head, b.rows);
-  LoadState(d, p.initial, s.state, task.head, shape, b.state);
-  const auto writes = static_cast<size_t>(p.writes);
-  const bool states_alone = p.o.data == nullptr;
-  for (int64_t first = 0; first < s.count; first += p.block_tokens()) {
-    const auto n = static_cast<size_t>(std::min(p.block_tokens(), s.count - first));
-    if (!states_alone) reader.Queries(first, n);
-    reader.Writes(first, n);
-    RowPrefetch prefetch =
-        reader.Prefetch(first + static_cast<int64_t>(n), NumTokenPrefetches<T>(shape, n * writes + 1), !states_alone);
-    const DeltaBlock<T> block = {reader, b.rows, row, value_row, b.o, b.found, &prefetch};
-    if (states_alone) {
-      DeltaColumnBlocks<false>(d, p, block, n * writes, shape, b.state);
-      continue;
-    }
-    DeltaColumnBlocks<true>(d, p, block, n * writes, shape, b.state);
-    StoreRows(d, b.o + (writes - 1) * value_row, writes * value_row, p.o, s, task.head, first, n, shape.begin,
-              std::min(shape.end, shape.size), [](auto x, size_t, size_t) HWY_ATTR { return x; });
+class DeltaForwardHead {
+ public:
+  DeltaForwardHead(const Problem& p, const Task& task, const DeltaBuffers<T>& b, bool in_stages)
+      : p_(p), s_(p.sequences[static_cast<size_t>(task.sequence)]), head_(task.head), b_(b),
+        reader_(p, s_, task.head, b.rows), value_row_(Padded<T>(p.value_size)),
+        shape_{static_cast<size_t>(p.key_size),
+               static_cast<size_t>(p.key_size),
+               FirstColumn(task.part, task.parts, value_row_),
+               FirstColumn(task.part + 1, task.parts, value_row_),
+               static_cast<size_t>(p.value_size),
+               false},
+        state_(b.state + shape_.begin * shape_.rows), states_alone_(p.o.data == nullptr), in_stages_(in_stages) {}
+
+  HWY_ATTR void Begin(int64_t) { LoadState(d_, p_.initial, s_.state, head_, shape_, state_); }
+  HWY_ATTR void End(int64_t) { StoreState(d_, state_, shape_, p_.final, s_.state, head_); }
+
+  HWY_ATTR void Prepare(int64_t, int64_t block) {
+    const int64_t first = block * p_.block_tokens();
+    if (!states_alone_) reader_.Queries(first, TokensOf(first));
+    reader_.Writes(first, TokensOf(first));
   }
-  StoreState(d, b.state, shape, p.final, s.state, task.head);
+
+  HWY_NOINLINE HWY_ATTR void Pass(int64_t, int64_t block) {
+    const int64_t first = block * p_.block_tokens();
+    const size_t n = TokensOf(first), writes = static_cast<size_t>(p_.writes);
+    RowPrefetch prefetch;
+    if (!in_stages_) {
+      prefetch = reader_.Prefetch(first + static_cast<int64_t>(n), NumTokenPrefetches<T>(shape_, n * writes + 1),
+                                  !states_alone_);
+    }
+    const DeltaBlock<T> operands = {reader_, b_.rows, Padded<T>(p_.key_size), value_row_, b_.o, b_.found, &prefetch};
+    if (states_alone_) return DeltaColumnBlocks<false>(d_, p_, operands, n * writes, shape_, state_);
+    DeltaColumnBlocks<true>(d_, p_, operands, n * writes, shape_, state_);
+    StoreRows(d_, b_.o + (writes - 1) * value_row_, writes * value_row_, p_.o, s_, head_, first, n, shape_.begin,
+              std::min(shape_.end, shape_.size), [](auto x, size_t, size_t) HWY_ATTR { return x; });
+  }
+
+ private:
+  size_t TokensOf(int64_t first) const { return static_cast<size_t>(std::min(p_.block_tokens(), s_.count - first)); }
+
+  const hn::ScalableTag<T> d_;
+  const Problem& p_;
+  const Sequence& s_;
+  const int64_t head_;
+  const DeltaBuffers<T>& b_;
+  const DeltaReader<T> reader_;
+  const size_t value_row_;
+  const DeltaShape shape_;
+  T* const state_;  // of the part's columns
+  const bool states_alone_, in_stages_;
+};
+
+inline Stages DeltaForwardStages(const Problem& p, int64_t threads) {
+  return Stages(p, threads, p.value_size, kPartColumns, p.block_tokens(), {});
 }
 
 template <class T>
-int64_t DeltaForwardBytes(const Problem& p) {
-  return DeltaBuffers<T>::Bytes(p, p.block_writes());
+int64_t DeltaForwardBytes(const Context& ctx, const Problem& p) {
+  const Stages stages = DeltaForwardStages(p, ctx.num_threads());
+  const auto bytes = BytesOfHeads<DeltaBuffers<T>>(stages, p, p.block_writes());
+  return bytes.per_thread + ShareOf(bytes.shared, ctx.num_threads());
 }
 
 template <class T>
 void DeltaForward(Context& ctx, const Problem& p) {
-  ctx.ReserveScratch(static_cast<size_t>(DeltaForwardBytes<T>(p)));
-  for (int worker = 0; worker < ctx.num_threads(); ++worker) {
-    static_cast<DeltaBuffers<T>*>(ctx.Scratch(worker))->Init(p, p.block_writes());
-  }
-  const TaskQueue queue(p, ctx.num_threads(), p.value_size);
-  ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
-    DeltaHead<T>(p, queue.At(index), *static_cast<const DeltaBuffers<T>*>(ctx.Scratch(worker)));
-  });
+  Stages stages = DeltaForwardStages(p, ctx.num_threads());
+  const auto bytes = BytesOfHeads<DeltaBuffers<T>>(stages, p, p.block_writes());
+  ctx.ReserveScratch(static_cast<size_t>(bytes.per_thread));
+  ctx.ReserveShared(static_cast<size_t>(bytes.shared));
+  RunHeads<DeltaBuffers<T>>(
+      ctx, p, stages, ctx.Shared(),
+      [&](const Task& task, const DeltaBuffers<T>& buffers, int, bool in_stages)
+          HWY_ATTR { return DeltaForwardHead<T>(p, task, buffers, in_stages); },
+      p, p.block_writes());
 }
 
 // Returns prefetches of the state of the head that the thread processes next. If a column block is only a part of each

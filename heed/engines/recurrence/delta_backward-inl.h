@@ -19,6 +19,10 @@
 // This takes 18 K V flops per token, as does any method that does not store the state of each token. If only the
 // gradient of the initial state is wanted, D alone is computed.
 //
+// If there are fewer heads than threads (stages.h), the passes over S and D are divided by value columns, and the last
+// pass over S^T, which begins at a stored boundary, is a task per block. Sums over lanes are then kept per column block
+// and added in their order.
+//
 // The gradient of a log decay is a sum over later tokens of q .* dq + r .* dr - k .* dk inside a block, and <S, D> at
 // its end. A read of a write with no decay in between is in two of these terms, often as their largest part, and
 // cancels: a query reads its own token's write, and a_t that of the token before. So S is read before the token writes
@@ -34,19 +38,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <new>
-#include <vector>
 
-#include "heed/core/carver.h"
 #include "heed/core/context.h"
 #include "heed/core/ticket.h"
 #include "heed/engines/recurrence/block-inl.h"
 #include "heed/engines/recurrence/delta-inl.h"
+#include "heed/engines/recurrence/delta_backward_buffers-inl.h"
 #include "heed/engines/recurrence/delta_rows-inl.h"
 #include "heed/engines/recurrence/delta_token-inl.h"
 #include "heed/engines/recurrence/gradients-inl.h"
 #include "heed/engines/recurrence/kernels.h"
 #include "heed/engines/recurrence/problem.h"
+#include "heed/engines/recurrence/stages.h"
 #include "heed/engines/recurrence/tasks.h"
 #include "heed/simd/transpose-inl.h"
 #include "hwy/highway.h"
@@ -55,103 +58,6 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
-
-inline int64_t DeltaBlocks(const Problem& p, int64_t tokens) {
-  return (tokens + p.block_tokens() - 1) / p.block_tokens();
-}
-
-// The gradients that are sums over the value heads of a key head.
-enum DeltaSum { kOfQueries, kOfKeys, kOfReadKeys, kOfWriteKeys, kDeltaSums };
-
-template <class T>
-struct DeltaBackwardBuffers {
-  DeltaRows<T> rows;
-  T *d_o, *d_written, *d_found, *dv;  // [writes][value_row]; d_written: de or dv, d_found: dx
-  T* found;                           // [writes + 1][value_row], as in DeltaBlock
-  T* sums[kDeltaSums];                // [writes + 1][row], the last row unused: dq, dk, dr or da, db
-  T *d_beta, *suffix;                 // [writes], [row]
-  T *state, *d_state;                 // S and D, [K][V]
-  T* d_transposed;                    // D^T at the end of a block, [V][K]
-  T *boundary_states, *kept;          // S^T before each block; e_t or x_t of all writes
-  int64_t boundary_state_size;
-
-  static int64_t Bytes(const Problem& p) {
-    DeltaBackwardBuffers unused = {};
-    return unused.LayOut(p, nullptr);
-  }
-  void Init(const Problem& p) { LayOut(p, this); }
-
-  T* BoundaryState(int64_t block) const { return boundary_states + block * boundary_state_size; }
-
- private:
-  int64_t LayOut(const Problem& p, void* base) {
-    Carver carver(base, (sizeof(DeltaBackwardBuffers) + 127) / 128 * 128);
-    const auto row = static_cast<int64_t>(Padded<T>(p.key_size));
-    const auto value_row = static_cast<int64_t>(Padded<T>(p.value_size));
-    const int64_t writes = p.block_writes();
-    int64_t blocks = 0;
-    for (const Sequence& s : p.sequences) blocks = std::max(blocks, DeltaBlocks(p, s.count));
-    boundary_state_size = p.value_size * row;
-    rows.LayOut(p, carver, writes);
-    const bool before = p.delta == Delta::kBeforeDecay;
-    carver.Next(d_o, writes * value_row);
-    carver.Next(d_written, writes * value_row);
-    carver.Next(d_found, before ? writes * value_row : 0);
-    carver.Next(dv, writes * value_row);
-    carver.Next(found, (writes + 1) * value_row);
-    for (T*& rows_of : sums) carver.Next(rows_of, (writes + 1) * row);
-    carver.Next(d_beta, writes);
-    carver.Next(suffix, row);
-    carver.Next(state, p.key_size * value_row);
-    carver.Next(d_state, p.key_size * value_row);
-    carver.Next(d_transposed, boundary_state_size);
-    carver.Next(boundary_states, blocks * boundary_state_size);
-    carver.Next(kept, blocks * writes * value_row);
-    return carver.bytes();
-  }
-};
-
-// Sums over the value heads of a key head, [write][key head][row].
-template <class T>
-struct DeltaShared {
-  T* sums[kDeltaSums] = {};
-  TicketCounter* counters = nullptr;                    // [block][key head][DeltaSum]
-  std::vector<int64_t> first_write{0}, first_block{0};  // per sequence, followed by the total
-
-  explicit DeltaShared(const Problem& p) {
-    for (const Sequence& s : p.sequences) {
-      first_write.push_back(first_write.back() + s.count * p.writes);
-      first_block.push_back(first_block.back() + DeltaBlocks(p, s.count));
-    }
-  }
-  int64_t Bytes(const Problem& p) const {
-    DeltaShared copy = *this;
-    return copy.LayOut(p, nullptr);
-  }
-  void Init(const Problem& p, void* base) {
-    LayOut(p, base);
-    for (int64_t i = 0; p.group() > 1 && i < NumCounters(p); ++i) new (&counters[i]) TicketCounter(0);
-  }
-  TicketCounter& CounterOf(const Problem& p, const Task& task, int64_t block, DeltaSum of) const {
-    const int64_t at = first_block[static_cast<size_t>(task.sequence)] + block;
-    return counters[(at * p.key_heads + task.head / p.group()) * kDeltaSums + of];
-  }
-  // The row of a write in `sums`.
-  int64_t RowOf(const Problem& p, const Task& task, int64_t write) const {
-    return (first_write[static_cast<size_t>(task.sequence)] + write) * p.key_heads + task.head / p.group();
-  }
-
- private:
-  int64_t NumCounters(const Problem& p) const { return first_block.back() * p.key_heads * kDeltaSums; }
-  int64_t LayOut(const Problem& p, void* base) {
-    Carver carver(base);
-    if (p.group() == 1) return 0;
-    const auto row = static_cast<int64_t>(Padded<T>(p.key_size));
-    for (T*& of : sums) carver.Next(of, first_write.back() * p.key_heads * row);
-    carver.Next(counters, NumCounters(p));
-    return carver.bytes();
-  }
-};
 
 // Transposes a state from column blocks of one shape to column blocks of the other.
 template <class D, class T = hn::TFromD<D>>
@@ -183,65 +89,67 @@ template <class T>
 class DeltaBackwardHead {
  public:
   DeltaBackwardHead(const Problem& p, const Gradients& g, const Task& task, const DeltaBackwardBuffers<T>& buffers,
-                    const DeltaShared<T>& shared)
+                    const DeltaShared<T>& shared, bool in_stages)
       : p_(p), g_(g), s_(p.sequences[static_cast<size_t>(task.sequence)]), task_(task), head_(task.head), b_(buffers),
         shared_(shared), reader_(p, s_, task.head, b_.rows), row_(Padded<T>(p.key_size)),
         value_row_(Padded<T>(p.value_size)), keys_(static_cast<size_t>(p.key_size)),
         values_(static_cast<size_t>(p.value_size)), writes_(static_cast<size_t>(p.writes)),
-        by_value_{keys_, keys_, 0, value_row_, values_, false}, by_key_{values_, values_, 0, row_, keys_, true},
-        before_(p.delta == Delta::kBeforeDecay), states_alone_(OfStatesAlone(g)) {}
+        by_value_{keys_,
+                  keys_,
+                  FirstColumn(task.part, task.parts, value_row_, kDeltaPart<T>),
+                  FirstColumn(task.part + 1, task.parts, value_row_, kDeltaPart<T>),
+                  values_,
+                  false},
+        by_key_{values_, values_, 0, row_, keys_, true}, state_(b_.state + by_value_.begin * keys_),
+        d_state_(b_.d_state + by_value_.begin * keys_), before_(p.delta == Delta::kBeforeDecay),
+        states_alone_(OfStatesAlone(g)), wants_decay_(g.d_log_decay.data != nullptr), in_stages_(in_stages) {}
 
-  HWY_NOINLINE HWY_ATTR void Compute() {
-    LoadState(d_, g_.d_final, s_.state, head_, by_value_, b_.d_state);
-    if (!states_alone_) StoreBoundaryStates();
-    for (int64_t block = DeltaBlocks(p_, s_.count); block-- > 0;) OneBlock(block);
-    StoreState(d_, b_.d_state, by_value_, g_.d_initial, s_.state, head_);
+  // The first sweep computes S, e_t or x_t, the second, reversed, gradients. Gradients of states alone need one.
+  static StagesOf Sweeps(const Gradients& g) {
+    if (OfStatesAlone(g)) return {};
+    return {.sweeps = 2, .finishes = true};
   }
 
- private:
-  using D = hn::ScalableTag<T>;
-  static constexpr size_t N = hn::MaxLanes(D());
-
-  // e_t or x_t of the writes of a block.
-  T* KeptOf(int64_t block) const { return b_.kept + static_cast<size_t>(block * p_.block_writes()) * value_row_; }
-  size_t TokensOf(int64_t block) const {
-    return static_cast<size_t>(std::min(p_.block_tokens(), s_.count - block * p_.block_tokens()));
+  HWY_ATTR void Begin(int64_t sweep) {
+    if (OfGradients(sweep)) return LoadState(d_, g_.d_final, s_.state, head_, by_value_, d_state_);
+    LoadState(d_, p_.initial, s_.state, head_, by_value_, state_);
+  }
+  HWY_ATTR void End(int64_t sweep) {
+    if (OfGradients(sweep)) StoreState(d_, d_state_, by_value_, g_.d_initial, s_.state, head_);
   }
 
-  HWY_NOINLINE HWY_ATTR void StoreBoundaryStates() {
-    LoadState(d_, p_.initial, s_.state, head_, by_value_, b_.state);
-    for (int64_t block = 0; block < DeltaBlocks(p_, s_.count); ++block) {
-      const size_t n = TokensOf(block) * writes_;
-      TransposeState(d_, b_.state, by_value_, by_key_, b_.BoundaryState(block));
-      reader_.Writes(block * p_.block_tokens(), TokensOf(block));
-      RowPrefetch prefetch =
-          reader_.Prefetch((block + 1) * p_.block_tokens(), NumTokenPrefetches<T>(by_value_, n + 1), true);
-      DeltaColumnBlocks<false>(d_, p_, DeltaBlock<T>{reader_, b_.rows, row_, value_row_, nullptr, b_.found, &prefetch},
-                               n, by_value_, b_.state);
-      std::memcpy(KeptOf(block), before_ ? b_.found : b_.rows.w, n * value_row_ * sizeof(T));
-    }
+  HWY_NOINLINE HWY_ATTR void Prepare(int64_t sweep, int64_t step) {
+    const int64_t block = BlockOf(sweep, step), first = block * p_.block_tokens();
+    if (OfGradients(sweep)) reader_.Queries(first, TokensOf(block));
+    reader_.Writes(first, TokensOf(block));
+    if (!OfGradients(sweep)) return;
+    reader_.LoadTokens(g_.d_o, head_, first, TokensOf(block), values_, p_.writes - 1, b_.d_o, value_row_);
   }
 
-  HWY_NOINLINE HWY_ATTR void OneBlock(int64_t block) {
-    const int64_t first = block * p_.block_tokens();
-    const size_t tokens = TokensOf(block), n = tokens * writes_;
-    reader_.Queries(first, tokens);
-    reader_.Writes(first, tokens);
-    reader_.LoadTokens(g_.d_o, head_, first, tokens, values_, p_.writes - 1, b_.d_o, value_row_);
+  HWY_NOINLINE HWY_ATTR void Pass(int64_t sweep, int64_t step) {
+    const int64_t block = BlockOf(sweep, step);
+    const size_t n = TokensOf(block) * writes_;
+    if (!OfGradients(sweep)) return PassStates(block, n);
     if (states_alone_) {
-      RowPrefetch prefetch = reader_.Prefetch(first - p_.block_tokens(), n * NumColumnBlocks<T>(by_value_), true,
-                                              {{}, {}, {&g_.d_o, &p_.write}});
-      return ReversedPass<false>(n, nullptr, nullptr, prefetch);
+      if (!in_stages_) {
+        prefetch_ = reader_.Prefetch((block - 1) * p_.block_tokens(), n * NumColumnBlocks<T>(by_value_), true,
+                                     {{}, {}, {&g_.d_o, &p_.write}});
+      }
+      return ReversedPass<false>(n, nullptr, nullptr);
     }
-    const T* kept = KeptOf(block);
-    const T* written = before_ ? b_.rows.v : kept;
+    if (wants_decay_) TransposeState(d_, d_state_, by_value_, by_key_, b_.d_transposed);
+    if (!in_stages_) prefetch_ = EarlierRows(block, n);
+    ReversedPass<true>(n, KeptOf(block), WrittenOf(block));
+  }
 
-    const bool wants_decay = g_.d_log_decay.data != nullptr;
-    if (wants_decay) TransposeState(d_, b_.d_state, by_value_, by_key_, b_.d_transposed);
-    RowPrefetch prefetch = EarlierRows(block, n);
-    ReversedPass<true>(n, kept, written, prefetch);
-    ForwardPass(n, kept, written, b_.BoundaryState(block), prefetch);
-    if (wants_decay) {
+  HWY_NOINLINE HWY_ATTR void Finish(int64_t sweep, int64_t step) {
+    if (!OfGradients(sweep) || states_alone_) return;
+    const int64_t block = BlockOf(sweep, step), first = block * p_.block_tokens();
+    const size_t tokens = TokensOf(block), n = tokens * writes_;
+    const T *kept = KeptOf(block), *written = WrittenOf(block);
+    if (in_stages_) AddLaterSums(n);
+    ForwardPass(n, kept, written, b_.BoundaryState(block));
+    if (wants_decay_) {
       StateProducts(d_, b_.BoundaryState(block), by_key_, b_.d_transposed, by_key_, b_.suffix);
       DecayGradients(first, tokens);
     }
@@ -256,6 +164,60 @@ class DeltaBackwardHead {
     }
     AddToHead(kOfQueries, g_.dq, block, p_.scale);
     AddToHead(kOfKeys, g_.dk, block, 1);
+  }
+
+ private:
+  using D = hn::ScalableTag<T>;
+  static constexpr size_t N = hn::MaxLanes(D());
+
+  bool OfGradients(int64_t sweep) const { return states_alone_ || sweep == 1; }
+  int64_t BlockOf(int64_t sweep, int64_t step) const {
+    return OfGradients(sweep) ? DeltaBlocks(p_, s_.count) - 1 - step : step;
+  }
+  size_t TokensOf(int64_t block) const {
+    return static_cast<size_t>(std::min(p_.block_tokens(), s_.count - block * p_.block_tokens()));
+  }
+
+  // e_t or x_t of the writes of a block, and its e_t or v_t.
+  T* KeptOf(int64_t block) const { return b_.kept + static_cast<size_t>(block * p_.block_writes()) * value_row_; }
+  const T* WrittenOf(int64_t block) const { return before_ ? b_.rows.v : KeptOf(block); }
+
+  // Stores S^T before the block and e_t or x_t of its writes, and advances S.
+  HWY_ATTR void PassStates(int64_t block, size_t n) {
+    TransposeState(d_, state_, by_value_, by_key_, b_.BoundaryState(block));
+    if (!in_stages_) {
+      prefetch_ = reader_.Prefetch((block + 1) * p_.block_tokens(), NumTokenPrefetches<T>(by_value_, n + 1), true);
+    }
+    DeltaColumnBlocks<false>(d_, p_, DeltaBlock<T>{reader_, b_.rows, row_, value_row_, nullptr, b_.found, &prefetch_},
+                             n, by_value_, state_);
+    const T* from = before_ ? b_.found : b_.rows.w;
+    if (by_value_.end - by_value_.begin == value_row_) {
+      std::memcpy(KeptOf(block), from, n * value_row_ * sizeof(T));
+      return;
+    }
+    for (size_t at = by_value_.begin; at < n * value_row_; at += value_row_) {
+      std::memcpy(KeptOf(block) + at, from + at, (by_value_.end - by_value_.begin) * sizeof(T));
+    }
+  }
+
+  // Sums over the lanes of the column block from column c on: dk and db. In stages each column block has its own.
+  HWY_INLINE T* LaneSumsOf(DeltaSum of, size_t c) const {
+    constexpr auto kColumns = static_cast<size_t>(kDeltaBlockColumns<T>);
+    if (!in_stages_ || c < kColumns) return b_.sums[of];
+    T* later = b_.later_sums[of == kOfKeys ? 0 : 1];
+    return later + (c / kColumns - 1) * static_cast<size_t>(p_.block_writes()) * row_;
+  }
+  HWY_NOINLINE HWY_ATTR void AddLaterSums(size_t n) const {
+    constexpr auto kColumns = static_cast<size_t>(kDeltaBlockColumns<T>);
+    for (DeltaSum of : {kOfKeys, kOfWriteKeys}) {
+      if (of == kOfWriteKeys && !before_) continue;
+      for (size_t c = kColumns; c < value_row_; c += kColumns) {
+        const T* later = LaneSumsOf(of, c);
+        for (size_t i = 0; i < n * row_; i += N) {
+          hn::Store(hn::Add(hn::Load(d_, b_.sums[of] + i), hn::Load(d_, later + i)), d_, b_.sums[of] + i);
+        }
+      }
+    }
   }
 
   // The prefetches of the previous block, which is processed next. Outputs are prefetched because stores wait for their
@@ -274,10 +236,7 @@ class DeltaBackwardHead {
   // Passes over the writes of a block in reverse: computes de and dk, or dv, dx, dk and db, and D before the block.
   // Without kGradients only de or dx and D, with the same bits.
   template <bool kGradients>
-  HWY_NOINLINE HWY_ATTR void ReversedPass(size_t n, const T* kept, const T* written, RowPrefetch& prefetch) {
-    for (DeltaSum of : {kOfKeys, kOfWriteKeys}) {
-      if constexpr (kGradients) std::memset(b_.sums[of], 0, n * row_ * sizeof(T));
-    }
+  HWY_NOINLINE HWY_ATTR void ReversedPass(size_t n, const T* kept, const T* written) {
     const auto run = [&](auto before, auto decay) HWY_ATTR {
       constexpr bool kBefore = before.value;
       constexpr unsigned kAlone = kBefore ? kRead2 : kRead;
@@ -285,7 +244,17 @@ class DeltaBackwardHead {
       constexpr unsigned kBack = kBefore ? kWrite2 : kErase;
       ForColumnBlockVectors<T>(by_value_, [&](auto vectors, size_t c) HWY_ATTR {
         constexpr size_t kWidth = vectors.value * N;
-        T* column_block = b_.d_state + by_value_.Offset(c);
+        T* column_block = d_state_ + by_value_.Offset(c);
+        T *dk = nullptr, *db = nullptr;
+        if constexpr (kGradients) {
+          dk = LaneSumsOf(kOfKeys, c);
+          if (kBefore) db = LaneSumsOf(kOfWriteKeys, c);
+          if (in_stages_ || c == 0) {
+            for (T* sums : {dk, db}) {
+              if (sums != nullptr) std::memset(sums, 0, n * row_ * sizeof(T));
+            }
+          }
+        }
         for (size_t t = n; t-- > 0;) {
           const size_t at = t * row_, value_at = t * value_row_ + c;
           Token<T> token = Back(t + 1, c);
@@ -297,11 +266,11 @@ class DeltaBackwardHead {
           token.read2_out = b_.d_found + value_at;
           if constexpr (kGradients) {
             token.dot_lanes = written + value_at;
-            token.dot_out = b_.sums[kOfKeys] + at;
+            token.dot_out = dk + at;
             token.dot2_lanes = kept + value_at;
-            token.dot2_out = b_.sums[kOfWriteKeys] + at;
+            token.dot2_out = db + at;
           }
-          prefetch.Issue();
+          prefetch_.Issue();
           if (t + 1 == n) {
             PassBoundaryToken<kWrite | kReads, Decay::kNone, vectors.value>(d_, token, keys_, kWidth, column_block);
           } else {
@@ -325,7 +294,7 @@ class DeltaBackwardHead {
   }
 
   // Passes over the writes of a block with S^T from the boundary state on: computes dq, and -dr or da.
-  HWY_NOINLINE HWY_ATTR void ForwardPass(size_t n, const T* kept, const T* written, T* state, RowPrefetch& prefetch) {
+  HWY_NOINLINE HWY_ATTR void ForwardPass(size_t n, const T* kept, const T* written, T* state) {
     const auto run = [&](auto before, auto decay) HWY_ATTR {
       constexpr bool kBefore = before.value;
       constexpr unsigned kReads = kReadBefore | kRead2Before, kWrites = kBefore ? kWrite | kWrite2 : kWrite;
@@ -350,7 +319,7 @@ class DeltaBackwardHead {
           token.write2_lanes = b_.rows.write_key + at;
           token.read2_row = b_.d_o + value_at;
           token.read2_out = b_.sums[kOfQueries] + at;
-          prefetch.Issue();
+          prefetch_.Issue();
           PassToken<kReads | kWrites, decay.value, vectors.value>(d_, b_.rows.kinds[t], token, by_key_.rows, kWidth,
                                                                   column_block);
         }
@@ -527,41 +496,46 @@ class DeltaBackwardHead {
   const DeltaShared<T>& shared_;
   const DeltaReader<T> reader_;
   const size_t row_, value_row_, keys_, values_, writes_;
-  const DeltaShape by_value_, by_key_;  // shapes of S and D, and of S^T and D^T
-  const bool before_, states_alone_;
+  const DeltaShape by_value_, by_key_;  // shapes of the part's S and D, and of S^T and D^T
+  T *const state_, *const d_state_;     // S and D of the part
+  const bool before_, states_alone_, wants_decay_, in_stages_;
+  RowPrefetch prefetch_;  // in stages none: rows were prepared by another task
 };
 
 template <class T>
-BackwardBytes DeltaBackwardBytes(const Problem& p) {
-  return {DeltaBackwardBuffers<T>::Bytes(p), DeltaShared<T>(p).Bytes(p)};
+Stages DeltaBackwardStages(const Problem& p, const Gradients& g, int64_t threads) {
+  return Stages(p, threads, p.value_size, kDeltaPart<T>, p.block_tokens(), DeltaBackwardHead<T>::Sweeps(g));
+}
+
+template <class T>
+BackwardBytes DeltaBackwardBytes(const Context& ctx, const Problem& p, const Gradients& g) {
+  BackwardBytes bytes = BytesOfHeads<DeltaBackwardBuffers<T>>(DeltaBackwardStages<T>(p, g, ctx.num_threads()), p);
+  bytes.shared += DeltaShared<T>(p).Bytes(p);
+  return bytes;
 }
 
 template <class T>
 void DeltaBackward(Context& ctx, const Problem& p, const Gradients& g) {
-  const BackwardBytes bytes = DeltaBackwardBytes<T>(p);
+  const BackwardBytes bytes = DeltaBackwardBytes<T>(ctx, p, g);
   ctx.ReserveScratch(static_cast<size_t>(bytes.per_thread));
   ctx.ReserveShared(static_cast<size_t>(bytes.shared));
   DeltaShared<T> shared(p);
   shared.Init(p, ctx.Shared());
-  for (int worker = 0; worker < ctx.num_threads(); ++worker) {
-    static_cast<DeltaBackwardBuffers<T>*>(ctx.Scratch(worker))->Init(p);
-  }
-  const TaskQueue queue(p, ctx.num_threads(), 0);
-  ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
-    const Task task = queue.At(index);
-    DeltaBackwardHead<T>(p, g, task, *static_cast<const DeltaBackwardBuffers<T>*>(ctx.Scratch(worker)), shared)
-        .Compute();
-  });
+  Stages stages = DeltaBackwardStages<T>(p, g, ctx.num_threads());
+  RunHeads<DeltaBackwardBuffers<T>>(
+      ctx, p, stages, static_cast<char*>(ctx.Shared()) + shared.Bytes(p),
+      [&](const Task& task, const DeltaBackwardBuffers<T>& buffers, int, bool in_stages)
+          HWY_ATTR { return DeltaBackwardHead<T>(p, g, task, buffers, shared, in_stages); },
+      p);
 }
 
 template <class T>
 Passes DeltaPasses() {
   return {.forward = &DeltaForward<T>,
-          .workspace = [](const Context&, const Problem& p) { return DeltaForwardBytes<T>(p); },
+          .workspace = &DeltaForwardBytes<T>,
           .step = &DeltaStep<T>,
           .backward = &DeltaBackward<T>,
-          .backward_workspace = [](const Context&, const Problem& p,
-                                   const Gradients&) { return DeltaBackwardBytes<T>(p); }};
+          .backward_workspace = &DeltaBackwardBytes<T>};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

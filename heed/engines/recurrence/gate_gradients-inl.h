@@ -42,6 +42,11 @@ class GateGradients : protected HeadGradients<T> {
   // The shape of S^T and D^T without the normaliser's row.
   StateShape BoundaryShape() const { return {values_, values_, by_key_.begin, by_key_.end, by_key_.size, true}; }
 
+  // The part's columns of S^T after a block, of D^T, and of D.
+  T* BoundaryState(int64_t block) const { return b_.BoundaryState(block) + by_key_.begin * values_; }
+  T* DTransposed() const { return b_.d_transposed + by_key_.begin * by_key_.rows; }
+  T* DState() const { return b_.d_state + by_value_.begin * by_value_.rows; }
+
   // QueryPairs() and KeyPairs() add the pairs of tokens of each tile to dq and dk, without own pairs. The normaliser is
   // part of KeyPairs(); its part of dq is added by AddNormalizer().
   HWY_NOINLINE HWY_ATTR void QueryPairs(size_t n) {
@@ -98,15 +103,15 @@ class GateGradients : protected HeadGradients<T> {
 
   // Computes <S, D> at the end of the block per key channel, before D has passed the block.
   HWY_ATTR void BoundaryProducts(int64_t block) {
-    const T* state = b_.BoundaryState(block);
-    StateProducts(d_, state, BoundaryShape(), b_.d_transposed, by_key_, b_.suffix);
+    const T* state = BoundaryState(block);
+    StateProducts(d_, state, BoundaryShape(), DTransposed(), by_key_, b_.suffix);
     if (p_.has_value_decay) {
-      StateRowProducts(d_, state, BoundaryShape(), b_.d_transposed, by_key_, b_.value_suffix);
+      StateRowProducts(d_, state, BoundaryShape(), DTransposed(), by_key_, b_.value_suffix);
     }
     if (!p_.normalize) return;
     const T* z = b_.BoundaryZ(block + 1);
     ForColumnBlocks<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
-      const T* dz = b_.d_transposed + by_key_.Offset(column) + values_ * width;
+      const T* dz = DTransposed() + by_key_.Offset(column) + values_ * width;
       for (size_t i = 0; i < width; i += N) {
         hn::Store(hn::MulAdd(hn::Load(d_, z + column + i), hn::Load(d_, dz + i), hn::Load(d_, b_.suffix + column + i)),
                   d_, b_.suffix + column + i);

@@ -45,7 +45,8 @@ struct BlockRows {
   T *key_factors, *floors, *normalizer_decay;
   T* projection;  // W^T of random features in column blocks; null for a step
 
-  void LayOut(const Problem& p, Carver& carver, int64_t block = kBlockTokens) {
+  // Without `of_head` what blocks of a head share has no memory of its own.
+  void LayOut(const Problem& p, Carver& carver, int64_t block = kBlockTokens, bool of_head = true) {
     const auto row = static_cast<int64_t>(Padded<T>(p.features()));
     carver.Next(q, block * row);
     carver.Next(k, block * row);
@@ -54,20 +55,26 @@ struct BlockRows {
     carver.Next(raw, (random ? block : 1) * raw_row);
     carver.Next(decay, p.gate == Gate::kNone ? 0 : p.gate == Gate::kScalar ? kBlockTokens : block * row);
     carver.Next(tile_decay, p.gate == Gate::kNone ? 0 : kBlockTokens / kTileTokens * row);
-    carver.Next(bonus, p.has_bonus ? row : 0);
+    carver.Next(bonus, p.has_bonus && of_head ? row : 0);
     const int64_t values = p.has_value_decay ? static_cast<int64_t>(Padded<T>(p.value_size)) : 0;
     carver.Next(value_decay, block * values);
     carver.Next(value_tile_decay, kBlockTokens / kTileTokens * values);
     carver.Next(value_write, block * values);
-    const int64_t columns = p.key_feature == Feature::kSoftmaxOfTokens ? row : 0;
-    carver.Next(max, p.running_max() || random ? 1 : columns);
+    const int64_t columns = p.key_feature == Feature::kSoftmaxOfTokens && of_head ? row : 0;
+    carver.Next(max, of_head && (p.running_max() || random) ? 1 : columns);
     carver.Next(inverse_sum, columns);
     const int64_t gates = p.exp_gates ? kBlockTokens : 0;
     carver.Next(key_factors, gates);
     carver.Next(floors, gates);
     carver.Next(normalizer_decay, gates);
-    carver.Next(projection, random && block > 1 ? p.key_size * row : 0);
+    carver.Next(projection, random && block > 1 && of_head ? p.key_size * row : 0);
     if (block == 1) projection = nullptr;
+  }
+  void ShareHead(const BlockRows& first) {
+    bonus = first.bonus;
+    max = first.max;
+    inverse_sum = first.inverse_sum;
+    projection = first.projection;
   }
 };
 
@@ -419,24 +426,40 @@ T DenominatorSlope(const Problem& p, const BlockRows<T>& rows, T product, size_t
   return std::copysign(T{1}, product);
 }
 
-// Applies the skip and the output gate to a block of o before it is stored.
+// Loads columns [begin, end) of rows.
+template <class D, class T = hn::TFromD<D>>
+HWY_INLINE void LoadColumns(D d, const Rows& rows, const Sequence& s, int64_t head, int64_t first, size_t n,
+                            size_t begin, size_t end, T* to, size_t row) {
+  Rows columns = rows;
+  columns.data = static_cast<const char*>(rows.data) + begin * SizeOf(rows.dtype);
+  const auto size = static_cast<int64_t>(end - begin);
+  for (size_t t = 0; t < n; ++t) {
+    LoadRows(d, columns, s, head, first + static_cast<int64_t>(t), 1, end - begin, to + t * row + begin,
+             Padded<T>(size));
+  }
+}
+
+// Applies the skip and the output gate to columns [begin, end) of a block of o before it is stored.
 template <class T>
 class OutputRows {
  public:
   // Overwrites `values` [n][row] with the rows of `v`, and `gate` [n][row] with silu(output_gate).
   HWY_NOINLINE HWY_ATTR OutputRows(const Problem& p, const Sequence& s, int64_t head, int64_t first, size_t n,
-                                   T* values, T* gate, size_t row)
+                                   T* values, T* gate, size_t row, size_t begin, size_t end)
       : skip_(p.skip.data == nullptr ? nullptr : static_cast<const T*>(p.skip.data) + head * p.skip.head_stride),
         values_(values), gate_(p.output_gate.data == nullptr ? nullptr : gate), row_(row),
         size_(static_cast<size_t>(p.value_size)) {
     const hn::ScalableTag<T> d;
-    if (skip_ != nullptr) LoadRows(d, p.v, s, head, first, n, size_, values_, row);
+    end = std::min(end, size_);
+    if (skip_ != nullptr) LoadColumns(d, p.v, s, head, first, n, begin, end, values_, row);
     if (gate_ == nullptr) return;
-    LoadRows(d, p.output_gate, s, head, first, n, size_, gate_, row);
-    for (size_t i = 0; i < n * row; i += hn::MaxLanes(d)) {
-      const auto z = hn::Load(d, gate_ + i);
-      const auto denominator = hn::Add(hn::Set(d, T{1}), hs::Exp(d, hn::Neg(z)));
-      hn::Store(hn::Div(z, denominator), d, gate_ + i);
+    LoadColumns(d, p.output_gate, s, head, first, n, begin, end, gate_, row);
+    for (size_t t = 0; t < n; ++t) {
+      for (size_t i = t * row + begin; i < t * row + end; i += hn::MaxLanes(d)) {
+        const auto z = hn::Load(d, gate_ + i);
+        const auto denominator = hn::Add(hn::Set(d, T{1}), hs::Exp(d, hn::Neg(z)));
+        hn::Store(hn::Div(z, denominator), d, gate_ + i);
+      }
     }
   }
 

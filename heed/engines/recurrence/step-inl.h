@@ -238,7 +238,7 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task, const St
     factor = 1 / Denominator(p, b.rows, hn::ReduceSum(d, sum), 0);
     reader.StoreMax();
   }
-  const OutputRows<T> rows(p, s, head, 0, 1, b.v, b.gate, value_row);
+  const OutputRows<T> rows(p, s, head, 0, 1, b.v, b.gate, value_row, begin, end);
   StoreRows(d, b.o, value_row, p.o, s, head, 0, 1, begin, end, [&](auto x, size_t t, size_t i) HWY_ATTR {
     if (p.normalize) x = hn::Mul(x, hn::Set(d, factor));
     return rows.Finished(x, t, i);

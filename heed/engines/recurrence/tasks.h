@@ -23,9 +23,10 @@ struct Task {
   int64_t place = 0;    // rank of the sequence in order of processing
 };
 
-// The number of parts into which `columns` are divided so that `whole` heads occupy all threads.
-inline int64_t NumParts(int64_t whole, int64_t threads, int64_t columns) {
-  const int64_t units = (columns + kPartColumns - 1) / kPartColumns;
+// The number of parts into which `columns` are divided, at multiples of `unit`, so that `whole` heads occupy all
+// threads.
+inline int64_t NumParts(int64_t whole, int64_t threads, int64_t columns, int64_t unit = kPartColumns) {
+  const int64_t units = (columns + unit - 1) / unit;
   if (whole <= 0 || whole >= threads || units <= 1) return 1;
   return std::min((threads + whole - 1) / whole, units);
 }
@@ -65,11 +66,10 @@ inline bool OfStatesAlone(const Gradients& g) {
 inline int64_t NumBlocks(int64_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
 
 // The first column of a part.
-inline size_t FirstColumn(int64_t part, int64_t parts, size_t columns) {
-  constexpr auto kWidth = static_cast<size_t>(kPartColumns);
-  const size_t units = (columns + kWidth - 1) / kWidth;
+inline size_t FirstColumn(int64_t part, int64_t parts, size_t columns, size_t unit = kPartColumns) {
+  const size_t units = (columns + unit - 1) / unit;
   const size_t first = units * static_cast<size_t>(part) / static_cast<size_t>(parts);
-  return std::min(first * kWidth, columns);
+  return std::min(first * unit, columns);
 }
 
 }  // namespace heed::recurrence

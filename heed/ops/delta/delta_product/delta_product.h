@@ -97,7 +97,7 @@ HEED_API void ApplyBackward(const Summary& segment, const State& before, const S
 
 // Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64, K, V
 // rounded up to whole vectors, and blocks of W / n tokens, the largest power of two for which
-// W <= 64 (or W = n), at most
+// W <= 64 (or W = n), and at least 16 threads per head if heads are fewer than threads, at most
 //
 //   forward   threads E (K V + W (7 K + 5 V)) + a few KiB
 //   backward  threads E (ceil(n T / W) (K V + W V) + 3 K V + W (11 K + 8 V)) + a few KiB

@@ -98,7 +98,7 @@ HEED_API void Apply(const Summary& segment, const State& before, const State& af
 HEED_API void ApplyBackward(const Summary& segment, const State& before, const State& d_after, const State& d_before);
 
 // Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64,
-// and K, V rounded up to whole vectors, at most
+// K, V rounded up to whole vectors, and at least 16 threads per head if heads are fewer than threads, at most
 //
 //   forward   threads E (K V + 64 (7 K + 5 V)) + a few KiB
 //   backward  threads E (ceil(T / 64) (K V + 64 V) + 3 K V + 64 (11 K + 8 V)) + a few KiB

@@ -100,7 +100,7 @@ HEED_API void Apply(const Summary& segment, const State& before, const State& af
 HEED_API void ApplyBackward(const Summary& segment, const State& before, const State& d_after, const State& d_before);
 
 // Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64,
-// and F, V rounded up to whole vectors, at most
+// F, V rounded up to whole vectors, and at least 8 threads per head if heads are fewer than threads, at most
 //
 //   forward   threads E (F V + 64 (2 F + 2 V)) + a few KiB
 //   backward  threads E (ceil(T / 64) (F + 128) + 3 F (V + 1) + 64 (5 F + 3 V)) + a few KiB

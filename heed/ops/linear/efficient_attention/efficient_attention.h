@@ -77,7 +77,7 @@ HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& op
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64,
-// and K, V rounded up to whole vectors, at most
+// K, V rounded up to whole vectors, and at least 8 threads per head if heads are fewer than threads, at most
 //
 //   forward   threads E (K V + 64 (2 K + 2 V)) + a few KiB
 //   backward  threads E (ceil(T / 64) K V + 2 K (V + 1) + 64 (5 K + 3 V)) + a few KiB

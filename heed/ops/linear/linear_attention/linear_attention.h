@@ -109,7 +109,7 @@ HEED_API void Apply(const Summary& segment, const State& before, const State& af
 HEED_API void ApplyBackward(const Summary& segment, const State& before, const State& d_after, const State& d_before);
 
 // Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64,
-// and K, V rounded up to whole vectors, at most
+// K, V rounded up to whole vectors, and at least 8 threads per head if heads are fewer than threads, at most
 //
 //   forward   threads E (K V + 64 (2 K + 2 V)) + a few KiB
 //   backward  threads E (ceil(T / 64) (K + 128) + 3 K (V + 1) + 64 (6 K + 3 V)) + a few KiB

@@ -121,7 +121,7 @@ HEED_API void Apply(const Summary& segment, const State& before, const State& af
 HEED_API void ApplyBackward(const Summary& segment, const State& before, const State& d_after, const State& d_before);
 
 // Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64,
-// and K, V, M rounded up to whole vectors, at most
+// K, V, M rounded up to whole vectors, and at least 8 threads per head if heads are fewer than threads, at most
 //
 //   forward   threads E (M V + M K + 64 (3 M + 2 V + K)) + a few KiB
 //   backward  threads E (ceil(T / 64) (M + 385) + 3 M (V + 1) + 3 M K

@@ -109,7 +109,7 @@ HEED_API void Apply(const Summary& segment, const State& before, const State& af
 HEED_API void ApplyBackward(const Summary& segment, const State& before, const State& d_after, const State& d_before);
 
 // Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64,
-// and N, P rounded up to whole vectors, at most
+// N, P rounded up to whole vectors, and at least 8 threads per head if heads are fewer than threads, at most
 //
 //   forward   threads E (N P + 64 (3 N + 3 P)) + 2 E B T H + a few KiB
 //   backward  threads E (ceil(T / 64) (N P + 256) + 2 N P + 64 (9 N + 3 P)) + a few KiB
