@@ -48,6 +48,7 @@ def mechanisms():
     yield "simple_gla", of.simple_gla, (q, k, v, decay)
     scales = torch.rand(1, T, H, (T - 1).bit_length() + 1)
     yield "log_linear_attention", with_last(of.log_linear_attention, "log_decay"), (q, k, v, scales, decay)
+    yield "mesa", with_last(of.mesa, "log_decay"), (q, unit, v, beta, torch.ones(H, D), decay)
     yield "gla", of.gla, (q, k, v, decays)
     yield "rwkv6", of.rwkv6, (q, k, v, decays, normal(H, D))
     yield "mlstm", of.mlstm, (q, k, v, normal(1, T, H), normal(1, T, H) + 2)

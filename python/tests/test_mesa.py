@@ -234,6 +234,111 @@ class TestTorch:
         none = (None, 30, 0.0) + (None,) * 5
         torch.library.opcheck(torch.ops.heed.mesa.default, (*given[:5], *none))
 
+    @pytest.mark.parametrize("options", [
+        {}, {"log_decay": None, "return_state": True}, {"lengths": [3, 1], "starts": [0, 1]},
+        {"cu_seqlens": [0, 1, 1, 3], "states": 3, "return_state": True}, {"states": 1, "eps": 1e-12}], ids=str)
+    def test_second_derivatives_and_forward_mode(self, options):
+        import heed.torch
+
+        torch = self.torch
+        torch.manual_seed(3)
+        options = dict(options)
+        states = options.pop("states", 0)
+        batch = 1 if states else 2
+        *given, g = (torch.from_numpy(x).requires_grad_() for x in inputs(B=batch, T=3, H=1, K=2, V=3))
+        if "log_decay" not in options:
+            given.append(g)
+        if states:
+            given.append(torch.randn(states, 1, 2, 5, dtype=torch.float64, requires_grad=True))
+
+        def function(*x):
+            decay = {} if "log_decay" in options else {"log_decay": x[5]}
+            state = {"initial_state": x[-1][..., :2].mT @ x[-1]} if states else {}
+            return heed.torch.mesa(*x[:5], **options | decay | state)
+
+        assert torch.autograd.gradcheck(function, given, check_forward_ad=True, fast_mode=True)
+        assert torch.autograd.gradgradcheck(function, given, check_fwd_over_rev=True, fast_mode=True)
+
+    def test_third_derivatives(self):
+        import heed.torch
+
+        torch = self.torch
+        given = [torch.from_numpy(x).requires_grad_() for x in inputs(B=1, T=2, H=1, K=2, V=1)]
+
+        def gradients(*x):
+            o = heed.torch.mesa(*x[:5], log_decay=x[5])
+            return torch.autograd.grad(o.square().sum(), x, create_graph=True)
+
+        assert torch.autograd.gradgradcheck(gradients, given, atol=1e-5, rtol=1e-3, fast_mode=True)
+
+    def test_second_derivatives_are_those_of_the_direct_solution(self):
+        import heed.torch
+
+        torch = self.torch
+        factors = torch.randn(2, 2, 6, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(5)) / 2.4
+        results = []
+        for ours in (True, False):
+            given = [torch.from_numpy(x).requires_grad_() for x in inputs(T=20)]
+            R = factors.clone().requires_grad_()
+            if ours:
+                o, S = heed.torch.mesa(*given[:5], log_decay=given[5], initial_state=R[..., :6].mT @ R, iterations=60,
+                                       return_state=True)
+            else:
+                o, S = self.exact(*given, R)
+            gradients = torch.autograd.grad((o * o).sum() + S.sin().sum(), [*given, R], create_graph=True)
+            sum(x.square().sum() for x in gradients).backward()
+            results.append([x.grad for x in (*given, R)])
+        for ours, theirs in zip(*results):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9 * float(theirs.abs().max()))
+
+    def test_hessians(self):
+        import heed.torch
+
+        torch = self.torch
+        q, k, v, beta, lamb, g = (torch.from_numpy(x) for x in inputs(B=1, T=3, H=1, K=2, V=2))
+
+        def loss(x):
+            return heed.torch.mesa(q, x, v, beta, lamb, log_decay=g).sin().sum()
+
+        forward_over_reverse = torch.func.hessian(loss)(k)
+        torch.testing.assert_close(torch.func.jacrev(torch.func.grad(loss))(k), forward_over_reverse)
+        torch.testing.assert_close(torch.autograd.functional.hessian(loss, k), forward_over_reverse)
+        assert forward_over_reverse.abs().max() > 1e-3
+        along = torch.randn(k.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        product = torch.func.jvp(torch.func.grad(loss), (k,), (along,))[1]
+        torch.testing.assert_close(product, torch.einsum("abcdefgh,efgh->abcd", forward_over_reverse, along))
+
+    @pytest.mark.parametrize("dtype, rtol, share", [("float32", 1e-3, 1e-4), ("bfloat16", 0.05, 0.03)])
+    def test_a_gradient_penalty_in_other_dtypes(self, dtype, rtol, share):
+        import heed.torch
+
+        torch = self.torch
+        dtype = getattr(torch, dtype)
+        wide = [torch.from_numpy(x) for x in inputs(B=1, T=70, H=2, K=16, V=16)]
+        narrow = [x.to(dtype).requires_grad_() for x in wide]
+        wide = [x.detach().double().requires_grad_() for x in narrow]
+
+        def penalty(q, *others):
+            o = heed.torch.mesa(q, *others[:4], log_decay=others[4])
+            (dq,) = torch.autograd.grad(o.sum(), q, create_graph=True)
+            return dq.square().mean(dtype=torch.float64)
+
+        found = torch.autograd.grad(penalty(*narrow), narrow[1:])
+        expected = torch.autograd.grad(penalty(*wide), wide[1:])
+        for x, y in zip(found, expected):
+            assert x.dtype == dtype
+            torch.testing.assert_close(x.double(), y, rtol=rtol, atol=share * float(y.abs().max()))
+
+    def test_forward_mode_refuses_wrong_shapes(self):
+        import heed.torch
+
+        torch = self.torch
+        q, k, v, beta, lamb, _ = (torch.from_numpy(x) for x in inputs(B=1, T=3))
+        for name, wrong in (("k", {"k": k[:, :, :1]}), ("v", {"v": v[:, :, :1]}), ("lamb", {"lamb": lamb[:1]})):
+            given = {"q": q, "k": k, "v": v, "beta": beta, "lamb": lamb} | wrong
+            with pytest.raises(heed.InvalidArgument, match=f"mesa: {name} has shape"):
+                torch.func.jvp(lambda q: heed.torch.mesa(**given | {"q": q}), (q,), (q,))
+
     def test_packed_and_stepped(self):
         import heed.torch
 

@@ -68,21 +68,21 @@ def _composition(query, residuals, weight, eps, scale, threads):
 
 
 def _composed(*arguments):
-    return _composition(*arguments)[0]
+    return _composition(*arguments)[:1]
 
 
 def _differentiate(needed, of_results, *arguments):
     wanted = [bool(need) for need in needed[:3]]
     tensors, options = arguments[:3], arguments[3:]
     if _dispatch.in_forward_mode():
-        found = _composed_derivatives.gradients(_composed, of_results[0], wanted, tensors, options)
+        found = _composed_derivatives.gradients(_composed, of_results[:1], wanted, tensors, options)
     else:
         found = _backward_operator(of_results[0], *tensors, wanted, *options)
     return dict(zip((i for i, want in enumerate(wanted) if want), found))
 
 
 def _differentiate_twice(needed, of_results, grad, query, residuals, weight, computed, *options):
-    return _composed_derivatives.of_gradients(_composed, needed[:4], of_results, grad, computed,
+    return _composed_derivatives.of_gradients(_composed, needed[:4], of_results, [grad], computed,
                                               (query, residuals, weight), options)
 
 

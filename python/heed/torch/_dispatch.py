@@ -221,7 +221,9 @@ def _recorded(
                 results = tuple(results)
             if constant:
                 ctx.mark_non_differentiable(*(results[i] for i in constant))
-            kept = (*arguments, *results) if keeps_results else arguments
+            kept = arguments
+            if keeps_results:
+                kept = (*arguments, *(results if isinstance(results, tuple) else (results,)))
             tensors = [x if isinstance(x, Tensor) and i not in unread else None for i, x in enumerate(kept)]
             ctx.save_for_backward(*tensors)
             if tangents is not None:

@@ -54,14 +54,14 @@ def _composed(o, lse, num, den, gate):
     empty = total == 0
     one = torch.where(empty, 0, 1 / torch.where(empty, 1, total))
     read = torch.where((lse == -torch.inf)[..., None], 0, o.to(wide))
-    return (torch.addcmul((exact * one).to(wide)[..., None] * read, (scale * one).to(wide)[..., None], num.to(wide))
-            ).to(o.dtype)
+    merged = torch.addcmul((exact * one).to(wide)[..., None] * read, (scale * one).to(wide)[..., None], num.to(wide))
+    return (merged.to(o.dtype),)
 
 
 def _differentiate(needed, of_results, *arguments):
     wanted = [bool(need) for need in needed]
     if _dispatch.in_forward_mode():
-        found = _composed_derivatives.gradients(_composed, of_results[0], wanted, arguments, ())
+        found = _composed_derivatives.gradients(_composed, of_results, wanted, arguments, ())
     else:
         found = _backward_operator(of_results[0], *arguments, wanted)
     return dict(zip((i for i, want in enumerate(wanted) if want), found))
@@ -69,7 +69,7 @@ def _differentiate(needed, of_results, *arguments):
 
 def _differentiate_twice(needed, of_results, grad, *tensors_and_computed):
     *tensors, computed = tensors_and_computed
-    return _composed_derivatives.of_gradients(_composed, needed[:6], of_results, grad, computed, tensors, ())
+    return _composed_derivatives.of_gradients(_composed, needed[:6], of_results, [grad], computed, tensors, ())
 
 
 _backward_operator = _dispatch.define(
@@ -86,7 +86,7 @@ def merge_linear(o: Tensor, lse: Tensor, num: Tensor, den: Tensor, *, gate: Any 
     if gate is not None and not gate.is_floating_point():
         raise InvalidArgument(f"merge_linear: gate has dtype {gate.dtype}, expected a float dtype")
     if _dispatch.in_forward_mode():
-        return _composed(o, lse, num, den, gate)
+        return _composed(o, lse, num, den, gate)[0]
     return _dispatch.call("merge_linear", _operator, o, lse, num, den, gate)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import heed
 from heed import InvalidArgument, _core, _signatures
-from heed.torch import _dispatch
+from heed.torch import _composed_derivatives, _dispatch, _mesa_derivatives
 from heed.torch._functions import _without_gradient
 
 _TENSORS = "Tensor q, Tensor k, Tensor v, Tensor beta, Tensor lamb"
@@ -22,6 +22,7 @@ _OPTIONS = (
 _NAMES = ("q", "k", "v", "beta", "lamb", "log_decay", "iterations", "eps", "initial_state", "lengths", "starts",
           "cu_seqlens", "threads")  # fmt: skip
 _DIFFERENTIABLE = (0, 1, 2, 3, 4, 5, 8)
+_FIRST = 4  # of the backward operator's arguments that are the forward's
 
 
 def _results(q, k, v, beta, lamb, *options):
@@ -59,14 +60,43 @@ def _fake_backward(grad_o, grad_state, solution, needed, *arguments):
     return [x for x in _new_gradients(arguments, needed) if x is not None]
 
 
+def _composition(arguments, *, with_state, solution=None):
+    """o, the state if it is wanted, and the solutions, as compositions."""
+    iterations, eps, _, lengths, starts, cu_seqlens, threads = arguments[6:]
+    return _mesa_derivatives.composition([arguments[i] for i in _DIFFERENTIABLE], (lengths, starts, cu_seqlens),
+                                         (threads, iterations, eps), with_state=with_state, solution=solution)
+
+
+def _composed(arguments, solution, with_state):
+    """A composition for `_composed_derivatives`: a function of the tensors."""
+
+    def function(*tensors):
+        given = dict(zip(_DIFFERENTIABLE, tensors))
+        return _composition([given.get(i, x) for i, x in enumerate(arguments)], with_state=with_state,
+                            solution=solution)
+
+    return function, [arguments[i] for i in _DIFFERENTIABLE]
+
+
 def _differentiate(needed, of_results, *arguments_and_results):
     *arguments, _, _, solution = arguments_and_results
     wanted = [bool(needed[i]) for i in _DIFFERENTIABLE]
     of_o, of_state, _ = of_results
-    if of_o is None:
-        of_o = torch.zeros_like(arguments[2])
-    found = _backward_operator(of_o, of_state, solution, wanted, *arguments)
+    if _dispatch.in_forward_mode():
+        composed, tensors = _composed(arguments, solution, of_state is not None)
+        found = _composed_derivatives.gradients(composed, (of_o, of_state), wanted, tensors, ())
+    else:
+        of_o = torch.zeros_like(arguments[2]) if of_o is None else of_o
+        found = _backward_operator(of_o, of_state, solution, wanted, *arguments)
     return dict(zip((i for i, want in zip(_DIFFERENTIABLE, wanted) if want), found))
+
+
+def _differentiate_twice(needed, of_results, of_o, of_state, solution, computed, *arguments):
+    composed, tensors = _composed(arguments, solution, of_state is not None)
+    places = (0, 1, *(_FIRST + i for i in _DIFFERENTIABLE))
+    found = _composed_derivatives.of_gradients(composed, [needed[i] for i in places], of_results, (of_o, of_state),
+                                               computed, tensors, ())
+    return {places[i]: x for i, x in found.items()}
 
 
 _backward_operator = _dispatch.define(
@@ -74,6 +104,7 @@ _backward_operator = _dispatch.define(
     f"(Tensor grad_o, Tensor? grad_state, Tensor? solution, bool[] needed, {_TENSORS}, {_OPTIONS}) -> Tensor[]",
     _backward,
     _fake_backward,
+    gradients=_differentiate_twice,
     names=("the gradient of o", "the gradient of the state", "solution", "needed", *_NAMES),
 )
 _operator = _dispatch.define(
@@ -116,8 +147,12 @@ def mesa(
         _dispatch.numbers("mesa", key, x, torch.int64)
         for key, x in (("lengths", lengths), ("starts", starts), ("cu_seqlens", cu_seqlens))
     )
-    o, state, solution = _dispatch.call("mesa", _operator, q, k, v, beta, lamb, log_decay, iterations, eps,
-                                        initial_state, lengths, starts, cu_seqlens, threads)
+    arguments = (q, k, v, beta, lamb, log_decay, iterations, eps, initial_state, lengths, starts, cu_seqlens, threads)
+    if _dispatch.in_forward_mode():
+        o, state, solution = _composition(arguments, with_state=return_state)
+        solution = solution.detach()
+    else:
+        o, state, solution = _dispatch.call("mesa", _operator, *arguments)
     more = [x for x, want in ((state, return_state), (solution, return_solution)) if want]
     return (o, *more) if more else o
 
@@ -125,8 +160,8 @@ def mesa(
 mesa.__module__ = "heed.torch"
 mesa.__doc__ = _signatures.text_on_tensors(heed.mesa) + """
 
-In PyTorch. Gradients reach q, k, v, beta, lamb, log_decay and initial_state by implicit differentiation; there is no
-second derivative, and none of the solution. The operator is torch.ops.heed.mesa."""
+In PyTorch. Gradients reach q, k, v, beta, lamb, log_decay and initial_state by implicit differentiation, those of
+second derivatives and of forward mode too, but none the solution. The operator is torch.ops.heed.mesa."""
 mesa.__signature__ = _signatures.of_tensors(heed.mesa)
 
 mesa_step = _without_gradient("mesa_step", "q", "k", "v", "beta", "lamb", "state")
