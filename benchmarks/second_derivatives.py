@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # The time of a second derivative, and of forward mode, relative to a backward pass.
 """Every line times, in turns and on one thread, a backward pass, the derivative of it with respect to all that it
-depends on, and for attention a derivative in forward mode; printed are the times of these over that of the pass.
+depends on, and for softmax attention a derivative in forward mode; printed are the times of these over that of the
+pass.
 
 Usage: second_derivatives.py [FILTER] [--rounds 7]
 Example: second_derivatives.py attention
@@ -21,6 +22,7 @@ import heed.torch
 
 T, H, D = 1024, 4, 64
 GOAL = 4
+SOFTMAX = ("attention", "longformer", "nsa")  # which forward mode is measured of
 
 
 def normal(*shape):
@@ -68,6 +70,12 @@ def mechanisms():
     yield "selective_scan/mamba", with_last(
         functools.partial(of.selective_scan, delta_softplus=True), "D", "z", "delta_bias"), (
         *scan, normal(256), normal(1, 256, T), normal(256))
+    gates, options = torch.sigmoid(normal(1, 4096, H, 3)), dict(block=64, count=16, window=512)
+    of_nsa = normal(1, 4096, H, D), normal(1, 4096, 1, D), normal(1, 4096, 1, D)
+    for n in (1024, 4096):
+        yield f"nsa/N{n}", functools.partial(of.nsa, **options), [x[:, :n] for x in (*of_nsa, gates)]
+        yield f"longformer/N{n}", functools.partial(of.longformer, window=512, tokens=range(16)), [
+            normal(1, n, H, D) for _ in range(6)]
     for b, n, h, d in ((8, 64, 8, 64), (4, 256, 8, 64), (1, 1024, 4, 64), (1, 2048, 4, 128), (1, 4096, 2, 64)):
         for causal in (False, True):
             name = f"attention/B{b}H{h}N{n}D{d}/{'causal' if causal else 'full'}"
@@ -107,7 +115,7 @@ def main():
           flush=True)
     for name, function, tensors in mechanisms():
         if re.search(options.filter, name):
-            once, *more = measure(function, tensors, name.startswith("attention"), options.rounds)
+            once, *more = measure(function, tensors, name.startswith(SOFTMAX), options.rounds)
             forward = f", forward mode {more[1] / once:.2f}" if len(more) > 1 else ""
             print(f"{name:<36} pass {1e3 * once:7.2f} ms, its derivative {more[0] / once:5.2f} (goal {GOAL}){forward}",
                   flush=True)

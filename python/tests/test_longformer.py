@@ -1,4 +1,5 @@
 # heed.longformer: against plain NumPy, with attention, from files and in PyTorch.
+import importlib
 import json
 import subprocess
 
@@ -258,11 +259,89 @@ class TestTorch:
         heed.torch.longformer(*every, **self.OPTIONS).square().sum().backward()
         assert self.torch.equal(given[4].grad, every[4].grad) and given[0].grad is None
 
-    def test_no_second_derivative(self):
-        q, *rest = self.tensors(requires_grad=True)
-        (dq,) = self.torch.autograd.grad(heed.torch.longformer(q, *rest, **self.OPTIONS).sum(), q, create_graph=True)
-        with pytest.raises(heed.Unsupported, match="longformer: a second derivative"):
-            dq.sum().backward()
+    @pytest.mark.parametrize("n, options", [
+        (3, {"tokens": [1]}), (6, {"tokens": [5, 1, 1, -1, 40]}), (6, {"tokens": []}),
+        (6, {"tokens": [[0, 3], [2, -1]], "key_lengths": [6, 4], "softcap": 2.0, "query_lengths": [5, 6]}),
+        (6, {"tokens": [1, 4], "dropout": 0.3, "seed": 3}),
+        (6, {"tokens": [[0, 3], [2, -1], [-1, -1]], "cu_seqlens_q": [0, 4, 8, 9]}),
+        (6, {"tokens": [0], "cu_seqlens_q": [0, 4, 9], "dropout": 0.3, "seed": 3, "flat": True})], ids=str)
+    def test_second_derivatives_and_forward_mode(self, n, options):
+        options = dict(options)
+        packed = {"B": 1, "T": 9} if "cu_seqlens_q" in options else {"T": 6}
+        given = self.tensors(**packed)[:n]
+        given = [x[0] if options.get("flat") else x for x in given]
+        options.pop("flat", None)
+
+        def function(*x):
+            o, lse = heed.torch.longformer(*x, **options, window=2, scale=0.6, return_lse=True)
+            return o, self.torch.where(lse == -self.torch.inf, 0, lse)
+
+        given = [x.clone().requires_grad_() for x in given]
+        assert self.torch.autograd.gradcheck(function, given, check_forward_ad=True, fast_mode=True)
+        assert self.torch.autograd.gradgradcheck(function, given, check_fwd_over_rev=True, fast_mode=True)
+
+    @pytest.mark.parametrize("n, options", [
+        (3, {"tokens": [1]}), (6, {"tokens": [7, 0, 7, -1]}), (6, {"tokens": []}),
+        (3, {"tokens": [[0, 3], [2, -1]], "key_lengths": [10, 7], "key_starts": [1, 3], "softcap": 2.0}),
+        (6, {"tokens": [[0, 9], [5, -1]], "key_lengths": [10, 4], "query_lengths": [9, 11]})], ids=str)
+    def test_blocks_of_rows(self, n, options, monkeypatch):
+        """Long sequences: windows without tiles of all pairs."""
+        derivatives = importlib.import_module("heed.torch._longformer_derivatives")
+        calls = []
+        blocks = derivatives._Blocks
+        monkeypatch.setattr(derivatives, "_ROWS", 2)
+        monkeypatch.setattr(derivatives, "_Blocks", lambda *of: calls.append(blocks(*of)) or calls[-1])
+
+        def function(*x):
+            o, lse = heed.torch.longformer(*x, **options, window=3, return_lse=True)
+            return o, self.torch.where(lse == -self.torch.inf, 0, lse)
+
+        given = [x.requires_grad_() for x in self.tensors(T=11)[:n]]
+        assert self.torch.autograd.gradcheck(function, given, check_forward_ad=True, fast_mode=True)
+        assert self.torch.autograd.gradgradcheck(function, given, check_fwd_over_rev=True, fast_mode=True)
+        assert calls
+
+    def test_hessians(self):
+        given = self.tensors(B=1, T=5)
+
+        def loss(x, place):
+            moved = [x if i == place else y for i, y in enumerate(given)]
+            return heed.torch.longformer(*moved, window=2, tokens=[1, 3]).sin().sum()
+
+        for place in (1, 4):
+            hessian = self.torch.func.hessian(loss)(given[place], place)
+            for other in (self.torch.func.jacrev(self.torch.func.grad(loss)),
+                          self.torch.func.jacrev(self.torch.func.jacfwd(loss))):
+                self.torch.testing.assert_close(other(given[place], place), hessian)
+            assert hessian.abs().max() > 1e-3
+
+    def test_rows_that_are_not_read_may_be_anything(self):
+        given = self.tensors(T=6)
+        expected = self.torch.func.grad(self.penalty)(given)
+        given[0][:, [1, 4]], given[3][:, [0, 2, 3, 5]] = self.torch.nan, self.torch.inf
+        for x, y in zip(self.torch.func.grad(self.penalty)(given), expected, strict=True):
+            assert self.torch.equal(x, y)
+
+    def penalty(self, tensors):
+        def loss(tensors):
+            return heed.torch.longformer(*tensors, window=2, tokens=[1, 4]).sin().sum()
+
+        return sum(x.square().sum(dtype=self.torch.float64) for x in self.torch.func.grad(loss)(tensors))
+
+    @pytest.mark.parametrize("dtype, rtol, share", [("float32", 1e-4, 1e-5), ("bfloat16", 0.05, 0.03)])
+    def test_a_gradient_penalty_in_other_dtypes(self, dtype, rtol, share):
+        dtype = getattr(self.torch, dtype)
+        narrow = self.tensors(dtype=dtype, T=80, D=16, Dv=16)
+        found = self.torch.func.grad(self.penalty)(narrow)
+        expected = self.torch.func.grad(self.penalty)([x.double() for x in narrow])
+        for x, y in zip(found, expected, strict=True):
+            assert x.dtype == dtype
+            self.torch.testing.assert_close(x.double(), y, rtol=rtol, atol=share * float(y.abs().max()))
+
+    def test_third_derivatives_are_refused(self):
+        given = self.tensors(T=6)
+        with pytest.raises(heed.Unsupported, match="longformer: a third derivative"):
+            self.torch.func.grad(lambda x: sum(y.sum() for y in self.torch.func.grad(self.penalty)(x)))(given)
 
     @pytest.mark.parametrize("n", [3, 6])
     def test_opcheck(self, n):

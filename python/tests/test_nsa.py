@@ -222,6 +222,104 @@ def test_in_torch():
         heed.torch.nsa(*small, block=0)
 
 
+SECOND = {  # sizes and options
+    "windows are blocks": (dict(B=1, Tq=5, Tk=7, H=2, Hkv=1, D=3, Dv=2), dict(block=2, count=4, window=3)),
+    "windows overlap": (dict(B=2, Tq=6, Tk=6, H=2, Hkv=2, D=2, Dv=2),
+                        dict(block=3, count=3, window=2, stride=2, length=3, scale=0.6)),
+    "windows are apart": (dict(B=1, Tq=9, Tk=9, H=2, Hkv=1, D=2, Dv=2), dict(block=2, window=3, stride=3, length=1)),
+    "no window is complete": (dict(B=1, Tq=3, Tk=3, H=2, Hkv=1, D=2, Dv=2), dict(block=4, count=3, window=2)),
+    "compressed": (dict(B=1, Tq=3, Tk=9, H=4, Hkv=2, D=2, Dv=1), dict(block=2, count=3, window=4, stride=1, length=4)),
+}
+
+
+def with_leaves(sizes, options, compressed, dtype=None):
+    """A function of tensors, and these."""
+    torch = pytest.importorskip("torch")
+    import heed.torch
+
+    arrays = inputs(**sizes)
+    if compressed:
+        arrays += [RNG.standard_normal((sizes["B"], 8, sizes["Hkv"], sizes[d])) for d in ("D", "Dv")]
+    leaves = [torch.from_numpy(x).to(dtype).requires_grad_() for x in arrays]
+    return lambda *x: heed.torch.nsa(*x[:4], **options, compressed=x[4:] or None), leaves
+
+
+@pytest.mark.parametrize("case", SECOND)
+def test_second_derivatives_and_forward_mode(case):
+    torch = pytest.importorskip("torch")
+    function, leaves = with_leaves(*SECOND[case], case == "compressed")
+    assert torch.autograd.gradcheck(function, leaves, check_forward_ad=True, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, leaves, check_fwd_over_rev=True, fast_mode=True)
+
+
+def test_hessians():
+    torch = pytest.importorskip("torch")
+    function, (q, k, v, gates) = with_leaves(dict(B=1, Tq=5, Tk=5, H=2, Hkv=1, D=2, Dv=2),
+                                             dict(block=2, count=3, window=2), False)
+    q, v, gates, k = (x.detach() for x in (q, v, gates, k))
+
+    def loss(k):
+        return function(q, k, v, gates).sin().sum()
+
+    hessian = torch.func.hessian(loss)(k)
+    torch.testing.assert_close(torch.func.jacrev(torch.func.grad(loss))(k), hessian)
+    torch.testing.assert_close(torch.func.jacrev(torch.func.jacfwd(loss))(k), hessian)
+    assert hessian.abs().max() > 1e-3
+    along = torch.randn_like(k)
+    product = torch.func.jvp(torch.func.grad(loss), (k,), (along,))[1]
+    torch.testing.assert_close(product, torch.einsum("abcdefgh,efgh->abcd", hessian, along))
+    with pytest.raises(heed.Unsupported, match="nsa: a third derivative"):
+        torch.func.grad(lambda k: torch.func.grad(lambda k: torch.func.grad(loss)(k).sum())(k).square().sum())(k)
+
+
+def test_second_derivatives_are_those_of_a_composition():
+    """The composition takes the blocks that nsa chooses, and has masks of all pairs."""
+    torch = pytest.importorskip("torch")
+    sizes, options = dict(B=2, Tq=40, Tk=40, H=4, Hkv=2, D=6, Dv=5), dict(block=4, count=4, window=6)
+    function, leaves = with_leaves(sizes, options, False)
+    blocks = torch.ops.heed.nsa(*(x.detach() for x in leaves), None, None, 4, None, 4, 6, None, None, None)[3]
+    t, j = torch.arange(40)[:, None], torch.arange(40)
+    chosen = (blocks[..., None] == j // 4).any(-2).movedim(2, 1).repeat_interleave(2, 1) & (j <= t)
+    windowed, seen = (j <= t) & (j > t - 6), 4 * torch.arange(10) + 3 <= t
+
+    def branch(q, k, v, mask):
+        k, v = (x.repeat_interleave(2, 2) for x in (k, v))
+        logits = torch.einsum("bihd,bjhd->bhij", q, k) / 6**0.5
+        logits = torch.where(mask, logits, -1e30)
+        p = torch.softmax(logits, -1) * mask
+        return torch.einsum("bhij,bjhd->bihd", p, v)
+
+    def composed(q, k, v, gates):
+        means = (x.unflatten(1, (-1, 4)).mean(2) for x in (k, v))
+        parts = branch(q, *means, seen), branch(q, k, v, chosen), branch(q, k, v, windowed)
+        return sum(gates[..., c, None] * x for c, x in enumerate(parts))
+
+    results = []
+    for of in (function, composed):
+        gradients = torch.autograd.grad(of(*leaves).sin().sum(), leaves, create_graph=True)
+        results.append([*gradients, *torch.autograd.grad(sum(x.square().sum() for x in gradients), leaves)])
+    for x, y in zip(*results, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype, rtol, share", [("float32", 1e-4, 1e-5), ("bfloat16", 0.05, 0.03)])
+def test_a_gradient_penalty_in_other_dtypes(dtype, rtol, share):
+    torch = pytest.importorskip("torch")
+    sizes = dict(B=1, Tq=40, Tk=40, H=2, Hkv=1, D=16, Dv=16)
+    # With all blocks the choice does not depend on rounding.
+    function, narrow = with_leaves(sizes, dict(block=4, count=10, window=6), False, getattr(torch, dtype))
+
+    def penalty(*x):
+        gradients = torch.autograd.grad(function(*x).sin().sum(), x, create_graph=True)
+        return sum(y.square().sum(dtype=torch.float64) for y in gradients)
+
+    wide = [x.detach().double().requires_grad_() for x in narrow]
+    found, expected = torch.autograd.grad(penalty(*narrow), narrow), torch.autograd.grad(penalty(*wide), wide)
+    for x, y in zip(found, expected, strict=True):
+        assert x.dtype == getattr(torch, dtype)
+        torch.testing.assert_close(x.double(), y, rtol=rtol, atol=share * float(y.abs().max()))
+
+
 def test_compiled_and_under_autocast():
     torch = pytest.importorskip("torch")
     import heed.torch

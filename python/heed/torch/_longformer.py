@@ -11,7 +11,8 @@ from torch import Tensor
 
 import heed
 from heed import InvalidArgument, Unsupported, _core, _signatures
-from heed.torch import _dispatch
+from heed.torch import _dispatch, _longformer_derivatives
+from heed.torch._branch_derivatives import Derivatives
 from heed.torch._options import Options
 
 _options = Options("longformer", _core._longformer_options)
@@ -72,12 +73,27 @@ def _differentiate(needed, of_results, *arguments_and_results):
     return dict(zip((i for i, want in enumerate(wanted) if want), found))
 
 
+def _tangents(of_arguments, *arguments_and_results):
+    return _derivatives.tangents(of_arguments, 2, *arguments_and_results)
+
+
+def _second(along, incoming, tensors, saved, needed, window, tokens, *options):
+    given = dict(zip(_options.names, _options.defaults)) | dict(zip(_options.names, options))
+    return _longformer_derivatives.kernel(along, incoming, tensors, saved, needed, window, tokens, options=given)
+
+
+_derivatives = Derivatives(
+    "longformer", ("o", "lse"), ("q", "k", "v", "qg?", "kg?", "vg?"), ("o", "lse"), _OPTIONS, _second,
+    lambda *saved: saved, lambda *arguments: _backward_operator(*arguments),
+)
 _TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? qg, Tensor? kg, Tensor? vg"
 _backward_operator = _dispatch.define(
     "longformer_backward",
     f"(Tensor grad_o, Tensor? grad_lse, {_TENSORS}, Tensor o, Tensor lse, bool[] needed, {_OPTIONS}) -> Tensor[]",
     _backward,
     _fake_backward,
+    gradients=_derivatives.differentiate_twice,
+    tangents=_derivatives.tangents_of_gradients,
     names=("the gradient of o", "the gradient of lse", *_INPUTS, "o", "lse", "needed", *_NAMES),
 )
 _operator = _dispatch.define(
@@ -86,6 +102,7 @@ _operator = _dispatch.define(
     _forward,
     _fake,
     gradients=_differentiate,
+    tangents=_tangents,
     keeps_results=True,
     num_cast=6,
 )
@@ -121,6 +138,7 @@ def longformer(
 longformer.__module__ = "heed.torch"
 longformer.__doc__ = _signatures.text_on_tensors(heed.longformer) + """
 
-In PyTorch. Gradients reach q, k, v, qg, kg, vg, through lse too; there is no second derivative. seed=None draws from
-PyTorch's generator. Under autocast inputs and results take its dtype. The operator is torch.ops.heed.longformer."""
+In PyTorch. Gradients reach q, k, v, qg, kg, vg, through lse too, those of second derivatives and of forward mode as
+well. seed=None draws from PyTorch's generator. Under autocast inputs and results take its dtype. The operator is
+torch.ops.heed.longformer."""
 longformer.__signature__ = _signatures.of_tensors(heed.longformer, without=("out",))

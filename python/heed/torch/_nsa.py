@@ -11,7 +11,8 @@ from torch import Tensor
 
 import heed
 from heed import InvalidArgument, _core, _signatures
-from heed.torch import _dispatch
+from heed.torch import _dispatch, _nsa_derivatives
+from heed.torch._branch_derivatives import Derivatives
 
 _INPUTS = ("q", "k", "v", "gates", "k_cmp", "v_cmp")
 _TENSORS = "Tensor q, Tensor k, Tensor v, Tensor gates, Tensor? k_cmp, Tensor? v_cmp"
@@ -73,11 +74,21 @@ def _differentiate(needed, of_results, *arguments_and_results):
     return dict(zip((i for i, want in enumerate(wanted) if want), found))
 
 
+def _tangents(of_arguments, *arguments_and_results):
+    return _derivatives.tangents(of_arguments, 4, *arguments_and_results)
+
+
+_derivatives = Derivatives(
+    "nsa", ("o",), ("q", "k", "v", "gates", "k_cmp?", "v_cmp?"), ("branches", "lse", "blocks"), _OPTIONS,
+    _nsa_derivatives.kernel, lambda branches, *others: [branches[0]], lambda *arguments: _backward_operator(*arguments),
+)
 _backward_operator = _dispatch.define(
     "nsa_backward",
     f"(Tensor grad_o, {_TENSORS}, Tensor branches, Tensor lse, Tensor blocks, bool[] needed, {_OPTIONS}) -> Tensor[]",
     _backward,
     _fake_backward,
+    gradients=_derivatives.differentiate_twice,
+    tangents=_derivatives.tangents_of_gradients,
     names=("the gradient of o", *_INPUTS, "branches", "lse", "blocks", "needed", *_NAMES),
 )
 _operator = _dispatch.define(
@@ -86,6 +97,7 @@ _operator = _dispatch.define(
     _forward,
     _fake,
     gradients=_differentiate,
+    tangents=_tangents,
     keeps_results=True,
     unread=(len(_INPUTS) + len(_NAMES),),  # o
     constant=(1, 2, 3),
@@ -123,6 +135,6 @@ def nsa(
 nsa.__module__ = "heed.torch"
 nsa.__doc__ = _signatures.text_on_tensors(heed.nsa) + """
 
-In PyTorch. Gradients reach q, k, v, gates and compressed; there is no second derivative, and none of choices. Under
-autocast inputs and results take its dtype. The operator is torch.ops.heed.nsa."""
+In PyTorch. Gradients reach q, k, v, gates and compressed, those of second derivatives and of forward mode too, but none
+the choice of blocks. Under autocast inputs and results take its dtype. The operator is torch.ops.heed.nsa."""
 nsa.__signature__ = _signatures.of_tensors(heed.nsa, without=("out",))
