@@ -103,9 +103,9 @@ struct Gradients {
 //   dg_r = sum over t >= r > s of beta_s times the terms of dbeta_s
 //   dH_kk,0 = -sum_t D_t0 y_t x_t^T,  dH_kv,0 = sum_t D_t0 x_t d_o_t^T
 //
-// and those of d_final. dlambda is summed over sequences. The gradient of a log decay of -infinity is 0. The second
-// derivative is not implemented. Precision and reproducibility as above. Cost: one more solution of as many steps, two
-// without `solution`. Memory: T / 64 states of [K, K + V] per thread. Throws as Forward.
+// and those of d_final. dlambda is summed over sequences. The gradient of a log decay of -infinity is 0. Only
+// heed.torch has the second derivative. Precision and reproducibility as above. Cost: one more solution of as many
+// steps, two without `solution`. Memory: T / 64 states of [K, K + V] per thread. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading: pair by pair of tokens. Outputs may be f64.

@@ -114,7 +114,7 @@ struct Gradients {
 // attention with the pattern.
 //
 // Edges, precision, reproducibility and cost are those of attention. Memory beyond the arguments: BackwardWorkspace().
-// The second derivative is not implemented. Throws as Forward does. On throw, nothing has been written.
+// Only heed.torch has the second derivative. Throws as Forward does. On throw, nothing has been written.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading, from the inputs, d_o and d_lse only. Outputs may have dtype f64.

@@ -105,7 +105,7 @@ struct Gradients {
 // given, they are dk_cmp and dv_cmp.
 //
 // Edges, precision, reproducibility and cost are those of attention. Memory beyond the arguments: BackwardWorkspace().
-// The second derivative is not implemented. Throws as Forward does. On throw, nothing has been written.
+// Only heed.torch has the second derivative. Throws as Forward does. On throw, nothing has been written.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading, from the inputs and d_o only. Outputs may have dtype f64.
