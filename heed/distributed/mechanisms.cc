@@ -31,6 +31,7 @@
 #include "heed/ops/linear/performer/performer_internal.h"
 #include "heed/ops/ssm/causal_conv1d/causal_conv1d_internal.h"
 #include "heed/ops/ssm/h3/h3_internal.h"
+#include "heed/ops/ssm/mamba3/mamba3_internal.h"
 #include "heed/ops/ssm/s4d/s4d_internal.h"
 #include "heed/ops/ssm/selective_scan/selective_scan_internal.h"
 #include "heed/ops/ssm/ssd/ssd_internal.h"

@@ -118,17 +118,17 @@ class SequencePlan {
     }
     o_axis_ = static_cast<int>(std::string_view(table.tensors[0].axes).find('T'));
     tokens_ = axes_[0] < 0 ? 0 : in.tensors[0].size(axes_[0]);
-    bool any_tail = false, all_tails = true, any_curvature = false;
+    bool any_tail = false, all_tails = true, depends = false;
     for (const StateTensor& state : table.states) {
       exists_.push_back(of_.causal && (state.role != StateTensor::kNormaliser || of_.normalize));
       const bool tail = std::string_view(state.axes).find('w') != std::string_view::npos;
       any_tail |= tail;
       all_tails &= tail;
-      any_curvature |= state.role == StateTensor::kCurvature;
+      depends |= state.role == StateTensor::kCurvature || state.role == StateTensor::kAngle;
     }
     // A state beside the tail of a filter depends on that tail, so that it has no summary of its own (h3); nor has one
-    // whose keys depend on A.
-    relay_ = options.relay || (any_tail && !all_tails) || any_curvature;
+    // whose keys depend on A or on an angle.
+    relay_ = options.relay || (any_tail && !all_tails) || depends;
   }
 
   // Agrees with the other ranks on the call, and cuts the sequence.

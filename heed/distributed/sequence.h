@@ -39,7 +39,7 @@ class HEED_API SequenceStates {
 struct SequenceOptions {
   int64_t segment = 4096;  // tokens per segment, >= 1
   // Each rank waits for the states of the one before it. Where parts begin at multiples of 64 tokens, outputs and
-  // states then have the bits of one process. h3, precond_delta_rule and precond_kda are always relayed.
+  // states then have the bits of one process. h3, mamba3, precond_delta_rule and precond_kda are always relayed.
   bool relay = false;
   SequenceStates* states = nullptr;  // written by Forward, read by Backward; on all ranks or on none
   std::string note = {};             // a part of the call that ranks compare too
@@ -69,7 +69,7 @@ struct SequenceOptions {
   of(linear_attention) of(performer) of(based) of(retention) of(lightning) of(simple_gla) of(gla) of(hgrn2) of(mlstm) \
       of(rwkv4) of(rwkv5) of(rwkv6) of(delta_rule) of(gated_delta_rule) of(kda) of(gdn2) of(comba) of(delta_product)  \
           of(rwkv7) of(ssd) of(hgrn) of(rg_lru) of(selective_scan) of(s4d) of(h3) of(causal_conv1d)                   \
-              of(precond_delta_rule) of(precond_kda)
+              of(precond_delta_rule) of(precond_kda) of(mamba3)
 HEED_DISTRIBUTED_MECHANISMS(HEED_DISTRIBUTED_PASSES)
 #undef HEED_DISTRIBUTED_PASSES
 

@@ -3,6 +3,7 @@
 #ifndef HEED_MECHANISM_CALL_INTERNAL_H_
 #define HEED_MECHANISM_CALL_INTERNAL_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +21,7 @@
 
 namespace heed::mechanism {
 
-inline constexpr size_t kMaxStates = 3;
+inline constexpr size_t kMaxStates = 4;
 
 // The names of axes in messages, where they are not their letters.
 using AxisName = std::string (*)(char letter);
@@ -61,7 +62,7 @@ struct Call {
 
   DType state_dtype() const { return StateDType(dtype); }
   bool on_cpu() const { return device.type == DeviceType::kCpu; }
-  int num_states() const { return has_state[0] + has_state[1] + has_state[2]; }
+  int num_states() const { return static_cast<int>(std::ranges::count(has_state, true)); }
 
   // Finds dtype, device and sizes from the ranks and shapes of the tensors, first of these axes of the `leading` ones;
   // resets everything else but the memory of lists. Messages name the rank with `says_rank`.

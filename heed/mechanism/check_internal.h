@@ -65,7 +65,7 @@ class Apart {
     ConstTensorView view;
   };
   Device device_;
-  std::array<Named, 32> tensors_;
+  std::array<Named, 48> tensors_;
   size_t count_ = 0;
 };
 

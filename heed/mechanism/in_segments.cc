@@ -383,6 +383,7 @@ void CheckSegment(const char* op, const Table& table, int64_t segment, bool caus
   if (table.states.empty() || !causal) Refuse(op, segment, "where all tokens see each other");
   if (table.Has(Role::kKeyTaps)) Refuse(op, segment, "as its state depends on the keys before a segment");
   if (table.Has(Role::kCurvatureRate)) Refuse(op, segment, "as what a segment writes depends on A before it");
+  if (table.Has(Role::kAngleRate)) Refuse(op, segment, "as its keys are rotated by the angle before a segment");
 }
 
 namespace {

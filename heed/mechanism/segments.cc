@@ -440,9 +440,10 @@ void SummaryPasses::ComputeTransitions(const ForwardPass& forward) {
 
 namespace {
 
-// The keys that a preconditioned delta rule writes depend on A before a segment, so that a segment is no map of states.
+// Where the keys that are written depend on A or on the angle before a segment, it is no map of states.
 void CheckIsAMap(const char* op, const Table& table) {
   if (table.Has(Role::kCurvatureRate)) throw Unsupported(std::string(op) + ": what is written depends on A");
+  if (table.Has(Role::kAngleRate)) throw Unsupported(std::string(op) + ": what is written depends on the angle");
 }
 
 }  // namespace

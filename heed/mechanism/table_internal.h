@@ -126,6 +126,7 @@ enum class Role {
   kCurvatureDecay,
   kCurvatureRate,
   kCurvatureCenter,
+  kAngleRate,  // of a rotation of queries and keys by a running angle
 };
 
 // A tensor of a mechanism, a row of its table.
@@ -155,6 +156,9 @@ struct StateTensor {
     kMaximum,     // m, which the others are relative to: a constant, without a gradient
     kTail,        // the last inputs of a filter
     kCurvature,   // A: a sum of squares of keys, per key head
+    kAngle,       // of the rotation of queries and keys
+    kLastKey,     // of the last token, rotated
+    kLastValue,   // of the last token
   };
   const char* name;
   const char* axes;

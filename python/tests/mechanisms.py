@@ -24,7 +24,7 @@ OPTIONAL = {name: DESCRIPTIONS[name]["optional"] for name in NAMES}
 # Calls of these have one state; mechanisms with several have tests of their own.
 WITH_STATE = [name for name, of in sorted(DESCRIPTIONS.items())
               if len(of["state"]) == 1 or (len(of["state"]) == 2 and "normalize" in of["settings"])]
-CONSTANT = ("A", "D", "dt_bias", "u", "center")  # per head, not per token
+CONSTANT = ("A", "D", "dt_bias", "u", "center", "q_bias", "k_bias")  # per head, not per token
 ROWS = 20  # rows of projections
 FRACTIONS = ("beta", "beta_A", "erase", "write")
 DELTA = {"beta", "erase", "a"}  # keys of delta rules are of norm 1
@@ -38,8 +38,12 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
     q, gates = keys, (B, T, HV)
     if DESCRIPTIONS[name]["several_writes"]:
         keys, values, gates = ((*shape[:2], STEPS, *shape[2:]) for shape in (keys, values, gates))
+    if ", R, " in DESCRIPTIONS[name]["axes"].get("k", ""):  # as many reads as writes
+        q = keys = (B, T, STEPS, H, K)
+        values = (B, T, STEPS, HV, V)
     shapes = {"projection": (ROWS, K), "u": (HV, K), "q": q, "r": keys, "k": keys, "B": keys, "C": keys, "v": values,
-              "i": values, "x": values, "z": values, "center": (H,)}
+              "i": values, "x": values, "z": values, "center": (H,), "trap": gates, "theta": (B, T, HV, K // 4),
+              "q_bias": (HV, STEPS, K), "k_bias": (HV, STEPS, K)}
     result = {}
     for argument in INPUTS[name]:
         if DESCRIPTIONS[name]["channels"]:

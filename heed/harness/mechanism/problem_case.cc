@@ -181,6 +181,9 @@ StateRow::StateRow(const StateTensor& state) : axes(state.axes), absent(state.ab
     case StateTensor::kMaximum: name = "state_m"; break;
     case StateTensor::kTail: name = "state_tail", gradient = "dinitial_state_tail"; break;
     case StateTensor::kCurvature: name = "state_A", gradient = "dinitial_A", positive = true; break;
+    case StateTensor::kAngle: name = "state_angle", gradient = "dinitial_angle"; break;
+    case StateTensor::kLastKey: name = "state_k", gradient = "dinitial_k"; break;
+    case StateTensor::kLastValue: name = "state_v", gradient = "dinitial_v"; break;
   }
 }
 

@@ -112,6 +112,8 @@ inline Reverse exp(const Reverse& x) {
 inline Reverse expm1(const Reverse& x) { return Unary(std::expm1(x.value), x, std::exp(x.value)); }
 inline Reverse log(const Reverse& x) { return Unary(std::log(x.value), x, 1 / x.value); }
 inline Reverse log1p(const Reverse& x) { return Unary(std::log1p(x.value), x, 1 / (1 + x.value)); }
+inline Reverse sin(const Reverse& x) { return Unary(std::sin(x.value), x, std::cos(x.value)); }
+inline Reverse cos(const Reverse& x) { return Unary(std::cos(x.value), x, -std::sin(x.value)); }
 inline Reverse abs(const Reverse& x) { return Unary(std::abs(x.value), x, std::copysign(1.0, x.value)); }
 
 }  // namespace heed::mechanism

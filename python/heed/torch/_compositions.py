@@ -288,6 +288,48 @@ def _ssd(t: SimpleNamespace, S: Any, o: SimpleNamespace) -> Recurrence:
     return Recurrence("gla", tensors, 1 if o.scale is None else o.scale, gate, own, final=lambda S: S.mT)
 
 
+def _rotated(x: Tensor, angle: Tensor) -> Tensor:
+    """Channels 2 i and 2 i + 1 of [..., K] rotated by angle i of [..., P]."""
+    pairs, rest = x[..., : 2 * angle.shape[-1]].unflatten(-1, (-1, 2)), x[..., 2 * angle.shape[-1]:]
+    a, b, c, s = pairs[..., 0], pairs[..., 1], torch.cos(angle), torch.sin(angle)
+    return torch.cat([torch.stack([a * c - b * s, a * s + b * c], -1).flatten(-2), rest], -1)
+
+
+def _mamba3(t: SimpleNamespace, S: Any, angle: Any, k_before: Any, v_before: Any,
+            o: SimpleNamespace) -> tuple[Tensor, ...]:
+    """Each of a token's R writes is a token of gla, with the weight that later tokens give it. What the reads of the
+    token itself should have is added, see the README of the operation."""
+    R, heads, scale = t.v.shape[2], t.v.shape[3] // t.q.shape[3], 1 if o.scale is None else o.scale
+    q, k = (x if heads == 1 else x.repeat_interleave(heads, 3) for x in (t.q, t.k))
+    q = q if t.q_bias is None else q + t.q_bias.movedim(0, 1)
+    k = k if t.k_bias is None else k + t.k_bias.movedim(0, 1)
+    sums = (t.dt[..., None] * t.theta).double().cumsum(1)
+    sums = sums if angle is None else sums + angle[:, None].double()
+    angles = (sums - 2 * math.pi * torch.round(sums.detach() / (2 * math.pi))).to(q.dtype)
+    q, k = _rotated(q, angles[:, :, None]), _rotated(k, angles[:, :, None])
+    gamma, beta = torch.sigmoid(t.trap) * t.dt, torch.sigmoid(-t.trap) * t.dt
+    after = o.scan.next(beta)
+    if k_before is not None:
+        S = S + torch.einsum("sh,srhk,srhv->shkv", beta[:, 0], k_before, v_before)
+    written = (gamma + after)[:, :, None, :, None] * t.v
+    g = F.pad(at_most_0(t.log_decay)[:, :, None], (0, 0, 0, R - 1)).flatten(1, 2)
+    read, S = o.scan.of_steps(R).gla(scale * q.flatten(1, 2), k.flatten(1, 2), written.flatten(1, 2), g, None, S)
+    # Of the own token, a read has the writes up to its own with gamma + after instead of gamma, and no later ones.
+    up_to = torch.ones(R, R, dtype=q.dtype, device=q.device).tril()
+    factor = gamma[..., None, None] * (1 - up_to) - after[..., None, None] * up_to
+    own = torch.einsum("strhk,stuhk,sthru,stuhv->strhv", q, k, factor, t.v)
+    angle, k, v = (_last(x, before, o) for x, before in ((angles, angle), (k, k_before), (t.v, v_before)))
+    return (read.unflatten(1, (-1, R)) + scale * own) * o.scan.is_valid(own), S, angle, k, v
+
+
+def _last(x: Tensor, before: Any, o: SimpleNamespace) -> Tensor:
+    """x of the last token of each sequence; `before`, or zeros, where it has none."""
+    if o.scan.lengths is None:
+        return x[:, -1]
+    x = torch.cat([(torch.zeros_like(x[:, 0]) if before is None else before)[:, None], x], 1)
+    return x[torch.arange(len(x), device=x.device), o.scan.lengths]
+
+
 def _taps(x: Tensor, weight: Tensor, state: Any, o: SimpleNamespace) -> tuple[Tensor, Tensor]:
     """sum_j weight[c, j] x[t - (W - 1) + j] of channels [S, T, D], and the last W - 1 inputs, [S, W - 1, D]."""
     W = weight.shape[1]
@@ -414,5 +456,6 @@ COMPOSITIONS = {
     "rg_lru": _rg_lru, "hgrn": _hgrn, "delta_rule": _delta, "gated_delta_rule": _delta, "kda": _delta, "gdn2": _gdn2,
     "comba": _delta, "precond_delta_rule": _preconditioned, "precond_kda": _preconditioned,
     "delta_product": _delta_product, "rwkv7": _rwkv7, "causal_conv1d": _causal_conv1d, "ssd": _ssd,
+    "mamba3": _mamba3,
     "selective_scan": _selective_scan, "long_convolution": _long_convolution, "s4d": _s4d, "h3": _h3,
 }
