@@ -114,6 +114,10 @@ void CheckOptions(const std::string& op, const Options& options, bool on_a_ring)
                         ", which lists keys by row of a call, expected patterns of positions with a group");
     }
   }
+  if (options.relative_bias.present()) {
+    throw Unsupported(op +
+                      ": relative_bias is given with a group, which does not divide it among ranks, expected none");
+  }
   if (!on_a_ring) return;
   const bool moved_sinks = options.sink_tokens != 0 && options.key_starts.present();
   for (const auto& [name, is_given] : {std::pair<const char*, bool>("pattern", options.pattern.present()),

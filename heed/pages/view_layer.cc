@@ -46,7 +46,7 @@ bool MasksPairs(const Options& options) {
   return IsGivenBeside(
       options, {&Options::scale, &Options::softcap, &Options::causal, &Options::window, &Options::align,
                 &Options::query_starts, &Options::dropout, &Options::precision, &Options::invariant, &Options::bias,
-                &Options::alibi, &Options::sinks, &Options::log_decay});
+                &Options::alibi, &Options::sinks, &Options::log_decay, &Options::relative_bias});
 }
 
 Options OfFirstSequence(const Options& options) {

@@ -140,7 +140,8 @@ Buffer SeenMap(Context& ctx, const ViewLayer& layer, const attention::Options& o
   attention::Options masks = options;
   masks.scale = 1.0;
   masks.softcap = 0;
-  for (ConstTensorView* moved : {&masks.bias, &masks.alibi, &masks.sinks, &masks.log_decay}) *moved = {};
+  for (ConstTensorView* moved : {&masks.bias, &masks.alibi, &masks.sinks, &masks.log_decay, &masks.relative_bias})
+    *moved = {};
   const Buffer map(DType::kF32, {q.size(0), q.size(2), bins.rows, bins.columns}, Placement::kAligned);
   attention::Map(ctx, {zero_q.view(), zero_k.view(), {}}, masks, attention::Reduce::kMax, map.view());
   return map;

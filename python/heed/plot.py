@@ -298,7 +298,7 @@ def _shares(q: Any, k: Any, head: int, Tq: int, Tk: int, options: dict[str, Any]
     shares = cells(q, k, "mean", options) * keys
     # If all keys are equal, a weight is one over the number of visible keys, and 0 for keys that are masked.
     alike_q, alike_k = (np.zeros((*x.shape[:3], 1), np.float32) for x in (q, k))
-    logits = ("scale", "softcap", "bias", "alibi", "sinks", "log_decay")
+    logits = ("scale", "softcap", "bias", "alibi", "sinks", "log_decay", "relative_bias")
     seen = cells(alike_q, alike_k, "max", {key: value for key, value in options.items() if key not in logits})
     return np.ma.masked_array(shares, seen == 0)
 

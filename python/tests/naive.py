@@ -54,12 +54,13 @@ def keep_mask(b, p, j, Tk, *, causal, window, sink_tokens, prefix, chunk, segmen
 
 def attention(q, k, v, *, scale=None, causal=False, align="bottom_right", window=None, sink_tokens=0, prefix=None,
               chunk=None, segments=None, key_lengths=None, key_starts=None, query_lengths=None, mask=None, bias=None,
-              alibi=None, softcap=None, sinks=None, log_decay=None, dropout=0.0, seed=0, dropout_offset=0,
-              cu_seqlens_q=None, cu_seqlens_k=None, **_):
+              alibi=None, relative_bias=None, softcap=None, sinks=None, log_decay=None, dropout=0.0, seed=0,
+              dropout_offset=0, cu_seqlens_q=None, cu_seqlens_k=None, **_):
     """(o, lse) in float64."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     options = {"scale": scale, "causal": causal, "window": window, "sink_tokens": sink_tokens, "chunk": chunk,
-               "softcap": softcap, "sinks": sinks, "dropout": dropout, "seed": seed, "dropout_offset": dropout_offset}
+               "softcap": softcap, "sinks": sinks, "dropout": dropout, "seed": seed, "dropout_offset": dropout_offset,
+               "relative_bias": relative_bias}
     if cu_seqlens_q is not None:
         rank = q.ndim
         q, k, v = (x.reshape(x.shape[-3:]) for x in (q, k, v))
@@ -97,8 +98,9 @@ def forgotten(log_decay, p, last):
 
 def _heads(q, k, v, *, scale=None, align="bottom_right", softcap=None, dropout=0.0, seed=0, dropout_offset=0,
            causal=False, window=None, sink_tokens=0, chunk=None, prefix=None, segments=None, key_lengths=None,
-           key_starts=None, query_lengths=None, mask=None, bias=None, alibi=None, log_decay=None, first=0, **_):
-    """For each (sequence, query head): indices, key head, distances, logits, slope of the soft cap, dropout factor."""
+           key_starts=None, query_lengths=None, mask=None, bias=None, alibi=None, relative_bias=None, log_decay=None,
+           first=0, **_):
+    """For each (sequence, query head): indices, key head, p - j, logits, slope of the soft cap, dropout factor."""
     B, Tq, Hq, D = q.shape
     Tk, Hkv = v.shape[1:3]
     scale = D**-0.5 if scale is None else scale
@@ -109,7 +111,7 @@ def _heads(q, k, v, *, scale=None, align="bottom_right", softcap=None, dropout=0
     for b in range(B):
         start = {"bottom_right": Tk - Tq, "top_left": 0}[align] if isinstance(align, str) else int(align[b])
         p, j = start + np.arange(Tq), np.arange(Tk)
-        distance = np.abs(p[:, None] - j[None, :])
+        before = p[:, None] - j[None, :]
         rows = Tq if query_lengths is None else int(query_lengths[b])
         for h in range(Hq):
             g = h // (Hq // Hkv)
@@ -118,7 +120,11 @@ def _heads(q, k, v, *, scale=None, align="bottom_right", softcap=None, dropout=0
                 t = np.tanh(s / softcap)
                 s, slope = softcap * t, 1 - t**2
             if alibi is not None:
-                s = s - alibi[b, h] * distance
+                s = s - alibi[b, h] * np.abs(before)
+            if relative_bias is not None:
+                line = np.asarray(relative_bias, np.float64)[h]
+                inside = (before >= 0) & (before < len(line))
+                s = s + np.where(inside, line[np.where(inside, before, 0)], 0)
             if log_decay is not None:
                 s = s + forgotten(np.asarray(log_decay, np.float64)[b, :, h], p,
                                   Tk if key_lengths is None else int(key_lengths[b]))
@@ -129,7 +135,7 @@ def _heads(q, k, v, *, scale=None, align="bottom_right", softcap=None, dropout=0
                              mask=mask, h=h)
             keep[rows:] = False
             z = kept(p, j, (first + b) * Hq + h, dropout, seed, dropout_offset) if dropout else np.ones_like(s)
-            yield b, h, g, distance, np.where(keep, s, -np.inf), slope, z / (1 - dropout)
+            yield b, h, g, before, np.where(keep, s, -np.inf), slope, z / (1 - dropout)
 
 
 def _dense(q, k, v, *, sinks, **options):
@@ -163,12 +169,14 @@ def attention_backward(do, q, k, v, *, dlse=None, align="bottom_right", bias=Non
         do, q, k, v = (x.reshape(x.shape[-3:]) for x in (do, q, k, v))
         dlse = np.zeros(q.shape[1::-1]) if dlse is None else np.asarray(dlse, np.float64)
         g = {"dq": np.zeros_like(q), "dk": np.zeros_like(k), "dv": np.zeros_like(v), "dsinks": np.zeros(q.shape[1]),
-             "dalibi": np.zeros((len(cu_seqlens_q) - 1, q.shape[1])), "dlog_decay": np.zeros((k.shape[0], q.shape[1]))}
+             "dalibi": np.zeros((len(cu_seqlens_q) - 1, q.shape[1])), "dlog_decay": np.zeros((k.shape[0], q.shape[1])),
+             "drelative_bias": 0}
         for b, rows, keys, own in sequences(cu_seqlens_q, cu_seqlens_k, align, alibi, log_decay):
             one = _dense_backward(do[None, rows], dlse[None, :, rows], q[None, rows], k[None, keys], v[None, keys],
                                   first=b, **own, **options)
             g["dq"][rows], g["dk"][keys], g["dv"][keys] = one["dq"][0], one["dk"][0], one["dv"][0]
             g["dsinks"] += one["dsinks"]
+            g["drelative_bias"] = g["drelative_bias"] + one["drelative_bias"]
             g["dalibi"][b] = one["dalibi"][0]
             g["dlog_decay"][keys] = one["dlog_decay"][0]
         g.update({name: g[name].reshape(shape) for name, shape in zip(("dq", "dk", "dv"), shapes, strict=True)})
@@ -176,6 +184,8 @@ def attention_backward(do, q, k, v, *, dlse=None, align="bottom_right", bias=Non
         g["d" + name] = None if x is None else _sum_to(g["d" + name], np.shape(x))
     if log_decay is not None:
         g["dlog_decay"] = g["dlog_decay"].reshape(np.shape(log_decay))
+    if options.get("relative_bias") is None:
+        g["drelative_bias"] = None
     return {**g, "dsinks": None if sinks is None else g["dsinks"]}
 
 
@@ -190,11 +200,13 @@ def _dense_backward(do, dlse, q, k, v, *, sinks, scale=None, **options):
     scale = D**-0.5 if scale is None else scale
     g = {"dq": np.zeros_like(q), "dk": np.zeros_like(k), "dv": np.zeros_like(v), "dsinks": np.zeros(Hq),
          "dbias": np.zeros((B, Hq, Tq, k.shape[1])), "dalibi": np.zeros((B, Hq)),
-         "dlog_decay": np.zeros((B, k.shape[1], Hq))}
+         "dlog_decay": np.zeros((B, k.shape[1], Hq)),
+         "drelative_bias": np.zeros(np.shape(options.get("relative_bias", ())) or (1, 1))}
+    span = g["drelative_bias"].shape[1]
     align, lengths = options.get("align", "bottom_right"), options.get("key_lengths")
-    for b, h, kv, distance, s, slope, z in _heads(q, k, v, scale=scale, **options):
+    for b, h, kv, before, s, slope, z in _heads(q, k, v, scale=scale, **options):
         rows = np.flatnonzero((s > -np.inf).any(1))  # the others are constant
-        s, z, distance = s[rows], z[rows], distance[rows]
+        s, z, before = s[rows], z[rows], before[rows]
         slope = np.broadcast_to(slope, (Tq, k.shape[1]))[rows]
         top = s.max(1, keepdims=True) if len(rows) else 0
         lse = top + np.log(np.exp(s - top).sum(1, keepdims=True))
@@ -211,7 +223,10 @@ def _dense_backward(do, dlse, q, k, v, *, sinks, scale=None, **options):
         # P = softmax(s), and lse has the derivative P
         ds = P * (dP - (dP * P).sum(1, keepdims=True)) + P * (dlogit + dlse[b, h, rows, None])
         g["dbias"][b, h, rows] = ds
-        g["dalibi"][b, h] = -(ds * distance).sum()
+        g["dalibi"][b, h] = -(ds * np.abs(before)).sum()
+        if options.get("relative_bias") is not None:
+            inside = (before >= 0) & (before < span)
+            np.add.at(g["drelative_bias"][h], before[inside], ds[inside])
         start = {"bottom_right": k.shape[1] - Tq, "top_left": 0}[align] if isinstance(align, str) else int(align[b])
         last = k.shape[1] if lengths is None else int(lengths[b])
         g["dlog_decay"][b, :, h] = np.einsum("ij,ijs->s", ds, crosses(start + rows, k.shape[1], last))

@@ -65,7 +65,8 @@ def calls_of(name):
 QKV = {"q": zeros(2, 6, 4, 8), "k": zeros(2, 9, 2, 8), "v": zeros(2, 9, 2, 5)}
 MASKS = {"align": [3, 2], "prefix": [1, 1], "segments": (ints(2, 6), ints(2, 9)), "key_lengths": [9, 8],
          "key_starts": [0, 1], "query_lengths": [6, 5], "mask": np.ones((6, 9), bool), "bias": zeros(6, 9),
-         "alibi": zeros(4), "sinks": zeros(4), "log_decay": zeros(2, 9, 4), "causal": True}
+         "alibi": zeros(4), "relative_bias": zeros(4, 3), "sinks": zeros(4), "log_decay": zeros(2, 9, 4),
+         "causal": True}
 DROPOUT = {"dropout": 0.5, "seed": 3}
 PACKED = {"q": zeros(6, 4, 8), "k": zeros(9, 2, 8), "v": zeros(9, 2, 5), "cu_seqlens_q": [0, 2, 6],
           "cu_seqlens_k": [0, 4, 9]}

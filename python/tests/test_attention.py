@@ -59,6 +59,9 @@ OPTIONS = {
     "alibi": {"alibi": np.array([0.5, 0.25, 0.125, 0.0], np.float32)},
     "alibi batch": {"alibi": np.linspace(0, 1, 8).reshape(2, 4), "causal": True},
     "alibi list": {"alibi": [0.5, 0.25, 0.125, 0.0]},
+    "relative bias": {"relative_bias": np.linspace(-2, 1, 20).reshape(4, 5)},
+    "relative bias f32": {"relative_bias": np.linspace(1, -1, 48, dtype=np.float32).reshape(4, 12)[:, ::-1],
+                          "causal": True, "align": [3, -2]},
     "log decay": {"log_decay": LOG_DECAY, "causal": True},
     "log decay f32": {"log_decay": 3 * LOG_DECAY.astype(np.float32), "causal": True, "align": "top_left",
                       "window": (4, 0)},
@@ -70,7 +73,7 @@ OPTIONS = {
     "invariant": {"invariant": True, "causal": True},
     "defaults": {"scale": None, "window": None, "prefix": None, "chunk": None, "segments": None, "key_lengths": None,
                  "key_starts": None, "query_lengths": None, "mask": None, "bias": None, "alibi": None, "softcap": None,
-                 "sinks": None, "log_decay": None, "cu_seqlens_q": None, "cu_seqlens_k": None, "out": None,
+                 "relative_bias": None, "sinks": None, "log_decay": None, "cu_seqlens_q": None, "cu_seqlens_k": None, "out": None,
                  "threads": None},
 }
 
@@ -126,6 +129,7 @@ def test_random_combination_agrees_with_the_equations(seed):
         "query_lengths": lambda: rng.integers(0, Tq + 1, B), "mask": lambda: rng.random(pairs) < 0.7,
         "bias": lambda: rng.standard_normal(pairs).astype(np.float32), "alibi": lambda: rng.random(Hkv * G),
         "sinks": lambda: rng.standard_normal(Hkv * G), "dropout": lambda: 0.25,
+        "relative_bias": lambda: rng.standard_normal((Hkv * G, int(rng.integers(1, 40)))),
         "seed": lambda: int(rng.integers(2**63)),
         "invariant": lambda: True, "threads": lambda: int(rng.integers(1, 4)),
     }
@@ -145,7 +149,8 @@ CU_Q, CU_K = [0, 3, 3, 10, 11], np.array([0, 5, 6, 20, 20])
 @pytest.mark.parametrize("options", [
     {}, {"causal": True}, {"causal": True, "align": "top_left"}, {"align": [0, 4, -1, 2], "causal": True},
     {"window": (2, 0), "sink_tokens": 1, "softcap": 4.0}, {"chunk": 3}, {"alibi": [0.5, 0.25, 1.0, 0.1]},
-    {"alibi": np.linspace(0, 1, 16).reshape(4, 4)}, {"sinks": [0.0, 1.0, -1.0, 2.0]}, {"dropout": 0.4, "seed": 3},
+    {"alibi": np.linspace(0, 1, 16).reshape(4, 4)}, {"relative_bias": np.linspace(-1, 1, 12).reshape(4, 3)},
+    {"sinks": [0.0, 1.0, -1.0, 2.0]}, {"dropout": 0.4, "seed": 3},
     {"log_decay": -np.linspace(0, 1, 23 * 4).reshape(23, 4), "causal": True},
     {"log_decay": -np.linspace(0, 1, 23 * 4).reshape(1, 23, 4), "causal": True}, {"invariant": True}])
 @pytest.mark.parametrize("rank", [3, 4])

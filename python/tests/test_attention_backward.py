@@ -14,8 +14,8 @@ try:
 except ImportError:  # optional
     bfloat16 = None
 
-FIELDS = ("dq", "dk", "dv", "dbias", "dsinks", "dalibi", "dlog_decay")
-GIVEN = ("bias", "sinks", "alibi", "log_decay")
+FIELDS = ("dq", "dk", "dv", "dbias", "dsinks", "dalibi", "dlog_decay", "drelative_bias")
+GIVEN = ("bias", "sinks", "alibi", "log_decay", "relative_bias")
 B, TQ, TK, HQ, HKV, D, DV = 2, 7, 9, 4, 2, 8, 5
 
 
@@ -79,6 +79,10 @@ OPTIONS = {
     "alibi": {"alibi": np.array([0.5, 0.25, 0.125, 0.0], np.float32)},
     "alibi batch": {"alibi": np.linspace(0, 1, 8).reshape(2, 4), "causal": True},
     "alibi list": {"alibi": [0.5, 0.25, 0.125, 0.0]},
+    "relative bias": {"relative_bias": np.linspace(-2, 1, 20).reshape(4, 5)},
+    "relative bias f32": {"relative_bias": np.linspace(1, -1, 48, dtype=np.float32).reshape(4, 12), "causal": True,
+                          "align": [3, -2]},
+    "relative bias of 1": {"relative_bias": np.array([[0.5], [1.0], [-1.0], [0.0]]), "causal": True, "window": (4, 0)},
     "log decay": {"log_decay": LOG_DECAY, "causal": True},
     "log decay f32": {"log_decay": 3 * LOG_DECAY.astype(np.float32), "causal": True, "align": "top_left",
                       "window": (4, 0)},
@@ -88,6 +92,7 @@ OPTIONS = {
     "dropout sinks": {"dropout": 0.5, "seed": 7, "causal": True, "align": [-3, 100], "sinks": [0.0, 1.0, -1.0, 2.0]},
     "everything": {"causal": True, "window": (5, 0), "softcap": 2.0, "sinks": [0.0, 1.0, -1.0, 2.0], "alibi": [0.5] * 4,
                    "bias": np.linspace(-1, 1, TQ * TK).reshape(TQ, TK), "dropout": 0.2, "seed": 3,
+                   "relative_bias": np.linspace(-1, 1, 12).reshape(4, 3),
                    "key_lengths": [9, 5]},
     "defaults": {"scale": None, "window": None, "prefix": None, "chunk": None, "segments": None, "key_lengths": None,
                  "key_starts": None, "query_lengths": None, "mask": None, "alibi": None, "softcap": None, "sinks": None,

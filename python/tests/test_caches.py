@@ -226,6 +226,7 @@ OPTIONS = [
     {"invariant": True}, {"precision": "high"}, {"threads": 1}, {"causal": False}, {"causal": False, "window": (2, 3)},
     {"mask": np.random.default_rng(1).random((2, 1, 3, 17)) < 0.7},
     {"bias": np.random.default_rng(2).standard_normal((4, 3, 17))},
+    {"relative_bias": np.random.default_rng(3).standard_normal((4, 6))},
     {"segments": (np.zeros((2, 3), np.int64), np.arange(34).reshape(2, 17) % 3 - 1)},
     {"align": "bottom_right", "dropout": 0.0, "seed": 3},
 ]

@@ -111,6 +111,7 @@ def some_options(rng, tokens):
             "mask": {"mask": hidden[None, None, None]},
             "pattern": {"pattern": heed.patterns.streaming(64, 1200)}, "sinks": {"sinks": [0.0, -3.0, 4.0, 9.0]},
             "softcap": {"softcap": 20.0}, "alibi": {"alibi": [0.5, 0.01, 0.0, -0.001]},
+            "relative_bias": {"relative_bias": rng.standard_normal((4, 300)).astype(np.float32)},
             "bias": {"bias": np.where(hidden, rng.standard_normal((4, 1, tokens)), -np.inf).astype(np.float32)}}
 
 

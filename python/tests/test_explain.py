@@ -62,8 +62,8 @@ def test_every_option_of_attention_is_one_of_explain():
         "attention", **SHAPES, scale=1.0, causal=True, align="top_left", window=(100, 0), sink_tokens=4, prefix=(2,),
         chunk=256, segments=((2, 512), (2, 512)), key_lengths=(2,), key_starts=(2,), query_lengths=(2,),
         mask=(1, 1, 512, 512), bias=(8, 1, 512), alibi=(8,), softcap=5.0, sinks=(8,), log_decay=(2, 512, 8),
-        dropout=0.1, seed=1, dropout_offset=2, precision="high", invariant=True, return_lse=True, out=(2, 512, 8, 32),
-        threads=2)
+        relative_bias=(8, 100), dropout=0.1, seed=1, dropout_offset=2, precision="high", invariant=True,
+        return_lse=True, out=(2, 512, 8, 32), threads=2)
     assert report["invariant"]
     assert heed.explain("attention", q=(2, 9, 1, 4), segments=(2, 9))["visited_pairs"] > 0
     assert heed.explain("attention", q=(9, 1, 4), cu_seqlens_q=[0, 4, 9])["flops"] == 2 * 8 * (16 + 25)

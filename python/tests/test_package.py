@@ -25,7 +25,8 @@ FOLDER = pathlib.Path(heed.__file__).parent
 SIGNATURE = [
     "q", "k", "v", "*", "scale=None", "causal=False", "align='bottom_right'", "window=None", "sink_tokens=0",
     "prefix=None", "chunk=None", "segments=None", "key_lengths=None", "key_starts=None", "query_lengths=None",
-    "mask=None", "bias=None", "alibi=None", "softcap=None", "sinks=None", "log_decay=None", "pattern=None",
+    "mask=None", "bias=None", "alibi=None", "relative_bias=None", "softcap=None", "sinks=None", "log_decay=None",
+    "pattern=None",
     "dropout=0.0", "seed=None", "dropout_offset=0", "cu_seqlens_q=None", "cu_seqlens_k=None", "precision='highest'",
     "invariant=False", "return_lse=False", "comm=None", "method='auto'", "order='contiguous'", "out=None",
     "threads=None"]
@@ -79,8 +80,8 @@ def help_of(thing):
 
 def test_help_has_signature_equation_shapes_keep_rule_errors_and_source():
     doc = help_of(heed.attention)
-    for text in ("attention(q", "scale: 'float | None' = None", "s_ij = f(scale * <q_i, k_j>) + alibi_ij + F_ij "
-                 "+ bias_ij", "o_i  = w_i * sum_j P_ij Z_ij / (1 - dropout) v_j", "[B, Tk, Hkv, Dv]",
+    for text in ("attention(q", "scale: 'float | None' = None", "s_ij = f(scale * <q_i, k_j>) + alibi_ij + r_ij "
+                 "+ F_ij + bias_ij", "o_i  = w_i * sum_j P_ij Z_ij / (1 - dropout) v_j", "[B, Tk, Hkv, Dv]",
                  "keep = s <= j < n", "p_i - left <= j <= p_i + right",
                  "Raises InvalidArgument", "arXiv:2205.14135", "heed.InvalidArgument"):
         assert text in doc, text

@@ -19,7 +19,7 @@ from heed.torch import attention  # noqa: E402
 
 OPTIONS = {**OPTIONS, "mask": {"mask": np.arange(7 * 9).reshape(7, 9) % 3 > 0}}
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-DIFFERENTIABLE = ("bias", "sinks", "alibi", "log_decay")
+DIFFERENTIABLE = ("bias", "sinks", "alibi", "log_decay", "relative_bias")
 
 
 def tensors(options, dtype=None):
@@ -248,11 +248,11 @@ def test_nothing_is_allocated_beyond_results():
 @pytest.mark.parametrize("case", ["plain", "many", "heads first", "f32"])
 def test_opcheck(case):
     q, k, v = qkv(dtype=torch.float32 if case == "f32" else torch.float64)
-    bias, sinks, alibi, log_decay = leaves((2, 4, 5, 6), (4,), (4,), (2, 6, 4))
+    bias, sinks, alibi, log_decay, relative_bias = leaves((2, 4, 5, 6), (4,), (4,), (2, 6, 4), (4, 3))
     arguments, options = (q, k, v), {}
     if case == "many":
         arguments += (False, 0.3, True, "bottom_right", [3, 0], None, bias, sinks, alibi, 5.0, torch.tensor([4, 6]))
-        options = {"log_decay": log_decay}
+        options = {"log_decay": log_decay, "relative_bias": relative_bias}
     if case == "heads first":
         arguments = tuple(x.detach().transpose(1, 2).requires_grad_() for x in arguments) + (True,)
     torch.library.opcheck(torch.ops.heed.attention.default, arguments, options)

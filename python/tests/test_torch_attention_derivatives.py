@@ -9,7 +9,7 @@ import heed  # noqa: E402
 import heed.torch  # noqa: E402
 from heed.torch import _attention_derivatives  # noqa: E402
 
-DIFFERENTIABLE = ("bias", "sinks", "alibi", "log_decay")
+DIFFERENTIABLE = ("bias", "sinks", "alibi", "log_decay", "relative_bias")
 RANDOM_CALLS = int(os.environ.get("HEED_TEST_CALLS", 5))
 
 
@@ -59,6 +59,8 @@ OPTIONS = {
     "alibi": {"alibi": normal(4)}, "alibi by sequence": {"alibi": normal(2, 4), "causal": True},
     "bias": {"bias": normal(2, 4, 5, 7)}, "bias by head and key": {"bias": normal(4, 1, 7), "dropout": 0.2, "seed": 3},
     "bias by pair, softcap": {"bias": normal(5, 7), "softcap": 1.0},
+    "relative_bias": {"relative_bias": normal(4, 3)},
+    "relative_bias, softcap": {"relative_bias": normal(4, 9), "softcap": 1.0, "causal": True, "align": [4, 1]},
     "log_decay": {"log_decay": decays(2, 7, 4), "causal": True},
     "log_decay, prefix": {"log_decay": decays(2, 7, 4), "causal": True, "prefix": [3, 6], "align": "top_left",
                           "key_starts": [0, 1], "key_lengths": [7, 5]},
@@ -68,7 +70,7 @@ OPTIONS = {
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options(name, monkeypatch):
     if name in ("window, sink tokens", "dropout, sinks", "alibi by sequence", "bias by pair, softcap",
-                "log_decay, prefix"):  # several tiles
+                "relative_bias, softcap", "log_decay, prefix"):  # several tiles
         monkeypatch.setattr(_attention_derivatives, "_TILE", 8)
         monkeypatch.setattr(_attention_derivatives, "_ROWS", 2)
     options = OPTIONS[name]
@@ -84,7 +86,7 @@ def test_options(name, monkeypatch):
 
 @pytest.mark.parametrize("options", [
     {}, {"causal": True}, {"dropout": 0.4, "seed": 3}, {"alibi": normal(3, 4), "align": "top_left", "causal": True},
-    {"log_decay": decays(7, 4), "causal": True}], ids=lambda x: ", ".join(x) or "none")
+    {"log_decay": decays(7, 4), "causal": True}, {"relative_bias": normal(4, 3)}], ids=lambda x: ", ".join(x) or "none")
 def test_packed_sequences(options):
     check(*case({**options, "cu_seqlens_q": [0, 2, 2, 5], "cu_seqlens_k": [0, 3, 4, 7]}, packed=True))
 

@@ -205,7 +205,7 @@ def expected_maps(q, k, **options):
     v = np.broadcast_to(np.eye(Tk)[None, :, None], (*k.shape[:2], k.shape[2], Tk))
     o, _ = naive.attention(q, k, v, **options)
     masks = {key: x for key, x in options.items() if key not in ("scale", "softcap", "bias", "alibi", "sinks",
-                                                                 "log_decay")}
+                                                                 "log_decay", "relative_bias")}
     seen = np.stack([s > -np.inf for b, *_, s, _, _ in naive._heads(q, k, v, **masks) if b == 0])
     return np.where(seen, o[0].transpose(1, 0, 2), -1)
 
@@ -218,6 +218,7 @@ OPTIONS = {
     "lengths": {"key_lengths": [11], "key_starts": [2], "query_lengths": [15]},
     "segments": {"segments": np.repeat([[0, 1, -1, 2]], [5, 6, 3, 5], axis=1)},
     "alibi": {"alibi": [0.5, 0.25, 0.1, 0.0], "causal": True}, "sinks": {"sinks": [0.3, -1.0, 2.0, 0.0]},
+    "relative_bias": {"relative_bias": GENERATOR.standard_normal((4, 6)).astype(np.float32), "causal": True},
     "chunk": {"chunk": 5, "causal": True}, "prefix": {"prefix": [6], "causal": True},
     "sink tokens": {"sink_tokens": 2, "window": (3, 0), "causal": True},
     "bias that leaves nothing": {

@@ -559,6 +559,13 @@ class Maker {
       o.log_decay = PerHead("log_decay", sizes, kDecays);
     }
     if (in_.OneIn(5)) o.sinks = PerHead("sinks", {Hq}, kSinks);
+    if (in_.OneIn(5)) {
+      const int64_t span = in_.OneIn(40) ? 0 : 1 + in_.Below(in_.OneIn(3) ? 90 : 9);
+      WrongUnless(span > 0, "relative_bias");
+      const TensorView view = Place(TermType("relative_bias"), {Hq, span});
+      if (IsFloat(view.dtype())) Each(view, [&] { return kDecays[static_cast<size_t>(in_.Below(8))]; });
+      o.relative_bias = view;
+    }
   }
 
   void MakePattern() {

@@ -74,6 +74,33 @@ struct HeadNumbers {
   int64_t batch_stride = 0, head_stride = 0;
 };
 
+// A bias by distance: b[head, d] is added to the logits of the pairs with p - j = d, 0 <= d < span. It is in the type
+// of the computation, f64 or f32. Each head has kPad zeros before and after, so that a vector that overlaps the span
+// can be loaded as a whole.
+struct RelativeBias {
+  static constexpr int64_t kPad = 16;
+  std::shared_ptr<const std::vector<float>> f32;
+  std::shared_ptr<const std::vector<double>> f64;
+  int64_t span = 0;  // 0: none
+
+  bool present() const { return span > 0; }
+  int64_t head_stride() const { return span + 2 * kPad; }
+  // Returns the address of b[0, 0].
+  template <class T>
+  const T* Data() const {
+    if constexpr (sizeof(T) == sizeof(double)) {
+      return f64->data() + kPad;
+    } else {
+      return f32->data() + kPad;
+    }
+  }
+  double At(int64_t head, int64_t distance) const {
+    if (distance < 0 || distance >= span) return 0;
+    const int64_t at = head * head_stride() + distance;
+    return f64 != nullptr ? Data<double>()[at] : static_cast<double>(Data<float>()[at]);
+  }
+};
+
 // Sums of log decays, by sequence and query head; see decays.h.
 struct DecayTables {
   const double* in_tile = nullptr;    // by key: sum over the later keys of its tile
@@ -118,10 +145,11 @@ struct Problem {
   int64_t segments_q_stride = 0, segments_k_stride = 0;  // per batch
   std::vector<double> slopes;                            // [batch * Hq] or [Hq]; empty: none
   int64_t slopes_stride = 0;                             // per batch
-  std::vector<double> sinks;                             // [Hq]; empty: none
-  HeadNumbers device_slopes, device_sinks;               // for numbers that are on the device
-  bool forgets = false;                                  // there are log decays, per key and query head
-  Rows log_decay;                                        // in pages: rows of a key head's query heads
+  RelativeBias relative_bias;
+  std::vector<double> sinks;                // [Hq]; empty: none
+  HeadNumbers device_slopes, device_sinks;  // for numbers that are on the device
+  bool forgets = false;                     // there are log decays, per key and query head
+  Rows log_decay;                           // in pages: rows of a key head's query heads
   DType log_decay_dtype = DType::kF32;
   DecayTables decays;
 
@@ -130,6 +158,8 @@ struct Problem {
   uint32_t key_low = 0, key_high = 0, dropout_offset = 0;
 
   int64_t group() const { return query_heads / key_heads; }
+  // The number of biases that are added to a logit.
+  int biases() const { return (bias.data != nullptr ? 1 : 0) + (relative_bias.present() ? 1 : 0); }
   bool gathers() const { return !tile_rows.empty(); }
   bool windowed() const { return window_left != kUnlimited || window_right != kUnlimited; }
 };

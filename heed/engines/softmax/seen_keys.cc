@@ -63,6 +63,11 @@ uint64_t SeenBits(const Problem& p, const Sequence& s, int64_t head, int64_t que
                                     : static_cast<float>(bias) != -std::numeric_limits<float>::infinity();
     });
   }
+  if (p.relative_bias.present()) {
+    drop_unless([&](int64_t key) {
+      return p.relative_bias.At(head, s.start + query - key) != -std::numeric_limits<double>::infinity();
+    });
+  }
   return bits;
 }
 

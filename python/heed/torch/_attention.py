@@ -66,11 +66,11 @@ def _into(out: Tensor, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor
 attention.__doc__ = _signatures.text_on_tensors(heed.attention, without=_signatures.ATTENTION_OF_ARRAYS) + """
 
 In PyTorch. Tensors are on the CPU, or on a CUDA device where heed has kernels for it: alibi and sinks there or on the
-CPU. Gradients reach q, k, v, bias, sinks, alibi, log_decay, through lse too; second derivatives (not twice in forward
-mode) and forward mode reach the same tensors, on the CPU. seed=None draws from PyTorch's generator. Work runs on
-PyTorch's threads, at most `threads` of them. Under autocast q, k, v and o take its dtype. `out` takes part in no
-gradient. The operator is torch.ops.heed.attention. Errors are heed.InvalidArgument (a ValueError) and heed.Unsupported
-(a RuntimeError).
+CPU. Gradients reach q, k, v, bias, sinks, alibi, relative_bias, log_decay, through lse too; second derivatives (not
+twice in forward mode) and forward mode reach the same tensors, on the CPU. seed=None draws from PyTorch's generator.
+Work runs on PyTorch's threads, at most `threads` of them. Under autocast q, k, v and o take its dtype. `out` takes part
+in no gradient. The operator is torch.ops.heed.attention. Errors are heed.InvalidArgument (a ValueError) and
+heed.Unsupported (a RuntimeError).
 
 With group=, a ProcessGroup or a DeviceMesh of one dimension, each rank gives its part of the tokens of q, k, v,
 log_decay and segments, and of the rows of mask and bias, in the order of ranks or as heed.torch.distributed.shard has

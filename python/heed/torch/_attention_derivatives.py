@@ -10,8 +10,8 @@ of
 which is what a second derivative consists of: L is the product of the gradients with x', and as second derivatives are
 symmetric, its gradient is the derivative of the gradients in the direction x' as well.
 
-In the notation of attention.h, with s'_ij = f'_ij scale (<q'_i, k_j> + <q_i, k'_j>) + alibi'_ij + F'_ij + bias'_ij, the
-factor g_ij = Z_ij / (1 - dropout) of dropout, and the mean m_i = w_i lse'_i + (1 - w_i) sink'_h:
+In the notation of attention.h, with s'_ij = f'_ij scale (<q'_i, k_j> + <q_i, k'_j>) + alibi'_ij + r'_ij + F'_ij +
+bias'_ij, the factor g_ij = Z_ij / (1 - dropout) of dropout, and the mean m_i = w_i lse'_i + (1 - w_i) sink'_h:
 
   lse'_i = sum_j P_ij s'_ij
   o'_i   = w_i sum_j g_ij P_ij ((s'_ij - m_i) v_j + v'_j)
@@ -324,18 +324,29 @@ class _Tile:
         keys = torch.arange(self.keys.start, self.keys.stop, device="cpu")
         return (self.s.positions(self.rows)[:, None] - keys).abs_().to(self.of.call.dtype)
 
+    def _in_span(self, span: int) -> tuple[Tensor, Tensor]:
+        """Distances of rows to keys, and which of them a relative bias has; 0 stands for others."""
+        keys = torch.arange(self.keys.start, self.keys.stop, device="cpu")
+        distances = self.s.positions(self.rows)[:, None] - keys
+        inside = (distances >= 0) & (distances < span)
+        return distances.masked_fill_(~inside, 0), inside
+
     def _last_decays(self) -> Tensor:
         """For each row, the last key whose decay its logits contain, below 0 where there is none."""
         return self.s.positions(self.rows).clamp_(max=self.s.end - 1)
 
     def _add_to_logits(self, along: Tensor) -> None:
-        """Adds bias', alibi' and F' to a tile [sequences, heads, rows, keys]."""
+        """Adds bias', alibi', relative_bias' and F' to a tile [sequences, heads, rows, keys]."""
         tangents, s, dtype = self.of.tangents, self.s, along.dtype
         if tangents["bias"] is not None:
             along += _part(tangents["bias"], s.places, self.heads, self.rows, self.keys).to(dtype)
         if tangents["alibi"] is not None:
             slopes = s.of_slopes(tangents["alibi"])[:, self.heads]
             along -= slopes[..., None, None].to(dtype) * self._distances()
+        if tangents["relative_bias"] is not None:
+            of_heads = tangents["relative_bias"][self.heads].to(dtype)
+            distances, inside = self._in_span(of_heads.shape[1])
+            along += of_heads[:, distances].masked_fill_(~inside, 0)
         if tangents["log_decay"] is not None:
             sums = s.of_decays(tangents["log_decay"])[:, self.heads].double().cumsum(2)
             last = self._last_decays()
@@ -345,7 +356,7 @@ class _Tile:
             along += forgotten.masked_fill_(keys > last[:, None], 0).to(dtype)
 
     def _add_to_gradients(self, E: Tensor, decays: Tensor) -> None:
-        """Adds the gradients of bias, alibi and the log decays. `decays[s]` is that of s without that of s - 1."""
+        """Adds the gradients of biases, alibi and the log decays. `decays[s]` is that of s without that of s - 1."""
         gradients, s, E = self.of.gradients, self.s, self.by_head(E)
         if "bias" in gradients:
             to = _part(gradients["bias"], s.places, self.heads, self.rows, self.keys)
@@ -353,6 +364,10 @@ class _Tile:
         if "alibi" in gradients:
             to = s.of_slopes(gradients["alibi"])[:, self.heads]
             to -= (E * self._distances()).sum((2, 3)).sum_to_size(to.shape)
+        if "relative_bias" in gradients:
+            to = gradients["relative_bias"][self.heads]
+            distances, inside = self._in_span(to.shape[1])
+            to.index_add_(1, distances[inside], E.sum(0)[:, inside].to(to.dtype))
         if "log_decay" in gradients:
             last = self._last_decays()
             keys = torch.arange(self.keys.start, self.keys.stop, device="cpu")

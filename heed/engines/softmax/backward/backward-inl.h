@@ -282,6 +282,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
       }
       if (shared_.wants.bias_pairs) AddBias(run, origin);
       if (shared_.wants.bias_rows || shared_.wants.alibi) SumRows(run, tile);
+      if (shared_.wants.relative) AddRelative(run, origin);
     }
     if (shared_.wants.decays) decay_gradients_.Add(tile, s_, b_.d_logits, num_rows_);
     for (int r = 0; r < num_runs; ++r) {
@@ -411,6 +412,46 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
             hn::StoreN(hn::Add(hn::LoadN(d_, at, columns), v[i]), d_, at, columns);
           }
         }
+      }
+    }
+  }
+
+  // Adds dS to the group's part of the gradient of the relative bias. In a vector of consecutive positions, a sum of dS
+  // over pairs of one distance moves up by one lane per key. Each key's sums are stored one element below those of the
+  // key before, so that those that leave the vector stay in memory.
+  HWY_INLINE void AddRelative(const Run& run, int64_t origin) {
+    constexpr auto kLanes = static_cast<int64_t>(N);
+    HWY_ALIGN T sums[O::kGrid.tile + 2 * kLanes];
+    const int64_t span = p_.relative_bias.span, stride = SharedGradients<T>::RelativeRow(p_);
+    for (size_t c = run.c0; c < run.c1; ++c) {
+      const size_t rows = std::min(N, num_rows_ - std::min(num_rows_, c * N));
+      if (rows == 0) break;
+      const auto line = [&](size_t lane) { return b_.relative + rows_[lane].head * stride + RelativeBias::kPad; };
+      // dS of the row in the first lane and key j
+      const auto of_key = [&](int64_t j) { return b_.d_logits + static_cast<size_t>(j - origin) * W + c * N; };
+      if ((lanes_.in_order >> c & 1) == 0) {
+        for (size_t i = 0; i < rows; ++i) {
+          const int64_t position = lanes_.position[c * N + i];
+          const int64_t end = std::min(run.end, position + 1);
+          T* HWY_RESTRICT to = line(c * N + i);
+          for (int64_t j = std::max(run.begin, position - span + 1); j < end; ++j) to[position - j] += of_key(j)[i];
+        }
+        continue;
+      }
+      const int64_t first = lanes_.position[c * N];
+      const int64_t begin = std::max(run.begin, first - span + 1), end = std::min(run.end, first + kLanes);
+      if (begin >= end) continue;
+      const auto present = hn::FirstN(d_, rows);
+      V sum = hn::Zero(d_);
+      for (int64_t j = begin; j < end; ++j) {
+        sum = hn::Add(hn::Slide1Up(d_, sum), hn::IfThenElseZero(present, hn::Load(d_, of_key(j))));
+        hn::StoreU(sum, d_, sums + (end - 1 - j));
+      }
+      const int64_t count = end - 1 - begin + kLanes;
+      hn::StoreU(hn::Zero(d_), d_, sums + count);
+      T* HWY_RESTRICT to = line(c * N) + (first - end + 1);
+      for (int64_t i = 0; i < count; i += kLanes) {
+        hn::StoreU(hn::Add(hn::LoadU(d_, to + i), hn::Load(d_, sums + i)), d_, to + i);
       }
     }
   }

@@ -15,7 +15,8 @@ GroupQueue::GroupQueue(const Problem& p, const Gradients& g, int64_t group_keys)
       const Sequence& s = p.sequences[static_cast<size_t>(i)];
       return static_cast<double>(s.num_queries) * static_cast<double>(s.key_end - s.key_begin);
     };
-    return cost(a) > cost(b);
+    // The gradient of a relative bias is a sum over sequences in ascending order.
+    return g.drelative_bias == nullptr && cost(a) > cost(b);
   });
   const bool by_pair = g.dbias.data != nullptr && !BiasByRows(p, g);
   all_sequences_ = by_pair && g.dbias_sizes[0] == 1 && p.sequences.size() > 1;
@@ -25,7 +26,9 @@ GroupQueue::GroupQueue(const Problem& p, const Gradients& g, int64_t group_keys)
   begins_.push_back(0);
   if (all_sequences_) {
     // Groups are counted from the first valid key of each sequence, but a bias is indexed from key 0: unless all
-    // sequences begin at the same key, their groups share elements of the bias, and one task takes all of them.
+    // sequences begin at the same key, their groups share elements of the bias, and one task takes all of them. So it
+    // does with the gradient of a relative bias, which takes the groups of each sequence before those of the next.
+    all_groups_ = g.drelative_bias != nullptr;
     int64_t groups = 0;
     for (const Sequence& s : p.sequences) {
       all_groups_ = all_groups_ || s.key_begin != p.sequences[0].key_begin;

@@ -23,6 +23,7 @@ struct Gradients {
   std::array<int64_t, 4> dbias_sizes = {};
   double* dsinks = nullptr;                  // added to: [Hq], or null
   double* dalibi = nullptr;                  // added to, laid out as the problem's slopes, or null
+  double* drelative_bias = nullptr;          // added to: [Hq, span], or null
   HeadNumbers device_dsinks, device_dalibi;  // written; for numbers that are on the device
   Rows dlog_decay;                           // written, in the problem's dtype of log decays; data null: not needed
 };

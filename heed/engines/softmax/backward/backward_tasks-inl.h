@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <optional>
 #include <type_traits>
+#include <vector>
 
 #include "heed/core/context.h"
 #include "heed/engines/softmax/backward/backward-inl.h"
@@ -119,6 +120,8 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
   if (!shared.wants.any) return shared.Finish(ctx, p, g);
   const GroupQueue queue(p, g, P::kGroupKeys);
   const auto sequences = static_cast<int64_t>(p.sequences.size());
+  std::vector<int64_t> first_group = {0};  // of each sequence
+  for (const Sequence& s : p.sequences) first_group.push_back(first_group.back() + NumGroups(s, P::kGroupKeys));
   // The index that a task names, or all of them.
   const auto range = [](int64_t one, int64_t count) {
     return one == GroupQueue::kAll ? Interval{0, count} : Interval{one, std::min(one + 1, count)};
@@ -135,6 +138,7 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
       const Interval groups = range(task.group, NumGroups(p.sequences[static_cast<size_t>(s)], P::kGroupKeys));
       for (int64_t h = heads.begin; h < heads.end; ++h) {
         for (int64_t group = groups.begin; group < groups.end; ++group) {
+          if (shared.wants.relative) std::fill_n(buffers.relative, GradientBuffers<P>::RelativeSize(p), T{0});
           GroupGradients<P>(p, g, shared, s, h, group, next, buffers,
                             [&](Group<P>& keys, const Head<O>& head) HWY_ATTR {
                               if constexpr (!O::kUsesAmx) {
@@ -145,6 +149,9 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
                               }
                               SweepBlocks<P>(p, g, plan, shared, h, head, keys, buffers);
                             });
+          if (shared.wants.relative) {
+            shared.AddRelative(p, h, first_group[static_cast<size_t>(s)] + group, buffers.relative);
+          }
         }
       }
     }

@@ -30,11 +30,15 @@ struct GradientBuffers {
   typename O::Query* d_o;  // [Dv][W], a query per lane
   T* d_logits;             // [tile][W]: dP, then dS
   T* slopes;               // [tile][W]
+  T* relative;             // the group's part of the gradient of the relative bias
   typename P::Buffers products;
 
   static int64_t Bytes(const Problem& p, const Plan& plan) {
     GradientBuffers unused = {};
     return unused.LayOut(p, plan, nullptr);
+  }
+  static int64_t RelativeSize(const Problem& p) {
+    return p.relative_bias.present() ? p.group() * SharedGradients<T>::RelativeRow(p) : 0;
   }
   void Init(const Problem& p, const Plan& plan) {
     LayOut(p, plan, this);
@@ -51,6 +55,7 @@ struct GradientBuffers {
     carver.Next(d_o, O::QueryRows(p.value_depth) * plan.lanes);
     carver.Next(d_logits, plan.logits);
     carver.Next(slopes, p.softcap > 0 ? plan.logits : 0);
+    carver.Next(relative, RelativeSize(p));
     products.LayOut(carver, p, plan);
     return carver.bytes();
   }

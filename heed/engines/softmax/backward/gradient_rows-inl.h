@@ -126,7 +126,7 @@ inline void FillTokens(const SourceRows& to, const Interval& tokens, int64_t dep
 
 // The gradients that a call computes.
 struct Wants {
-  bool dq, dk, dv, bias_pairs, bias_rows, alibi, decays;
+  bool dq, dk, dv, bias_pairs, bias_rows, alibi, decays, relative;
   bool d_logits;     // anything besides dv
   bool any_row_sum;  // anything that goes through the ordered reduction
   bool any;          // anything that takes a pass over the pairs
@@ -135,7 +135,8 @@ struct Wants {
       : dq(g.dq.data != nullptr), dk(g.dk.data != nullptr), dv(g.dv.data != nullptr),
         bias_pairs(g.dbias.data != nullptr && !BiasByRows(p, g)), bias_rows(BiasByRows(p, g)),
         alibi(g.dalibi != nullptr), decays(g.dlog_decay.data != nullptr),
-        d_logits(dq || dk || bias_pairs || bias_rows || alibi || decays),
+        relative(g.drelative_bias != nullptr && p.relative_bias.present()),
+        d_logits(dq || dk || bias_pairs || bias_rows || alibi || decays || relative),
         any_row_sum(dq || bias_rows || alibi || decays), any(d_logits || dv) {}
 };
 
@@ -153,15 +154,24 @@ struct SharedGradients {
   // which count for every s from the tile's end to the row; and by row, the sum that ends there.
   T* decay_keys;
   WideSum *decay_tiles, *decay_rows;
-  TicketCounter* tickets;       // one ticket counter per block (ordered reduction)
-  bool terms_by_group = false;  // each head has one group of keys, whose task computes the terms of its rows
-  T* dbias_sums;                // laid out as dbias, if that is not of type T
+  // The gradient of the relative bias. The part of each group of keys is added to the sums of the chain
+  // group % kRelativeChains, where groups are counted over all sequences, in ascending order. Chains are added up in
+  // the end.
+  double* relative_sums;            // [chain][Hq][span]
+  TicketCounter* relative_tickets;  // [chain][Hkv]
+  TicketCounter* tickets;           // one ticket counter per block (ordered reduction)
+  bool terms_by_group = false;      // each head has one group of keys, whose task computes the terms of its rows
+  T* dbias_sums;                    // laid out as dbias, if that is not of type T
   struct {
     T* data;
     int64_t batch_stride, head_stride, query_stride;
   } dbias = {};
 
   SharedGradients(const Problem& p, const Gradients& g, const RowIndex& row_index) : index(&row_index), wants(p, g) {}
+
+  static constexpr int64_t kRelativeChains = 16;
+  // The length of one head's part of a task. Sums of whole vectors reach over both ends of the span.
+  static int64_t RelativeRow(const Problem& p) { return p.relative_bias.span + 3 * RelativeBias::kPad; }
 
   static DType StoredAs(const Problem& p, const Gradients& g) { return g.wide ? DTypeOf<T>::value : p.dtype; }
 
@@ -182,6 +192,8 @@ struct SharedGradients {
     carver.Next(decay_keys, wants.decays ? p.decays.entries : 0);
     carver.Next(decay_tiles, wants.decays ? p.decays.entries / kTileKeys : 0);
     carver.Next(decay_rows, wants.decays ? rows : 0);
+    carver.Next(relative_sums, wants.relative ? kRelativeChains * p.query_heads * p.relative_bias.span : 0);
+    carver.Next(relative_tickets, wants.relative ? kRelativeChains * p.key_heads : 0);
     carver.Next(tickets, wants.any_row_sum ? index->num_tickets() : 0);
     carver.Next(dbias_sums, own_dbias ? sizes[0] * sizes[1] * sizes[2] * sizes[3] : 0);
     if (!own_dq) dq_sums = nullptr;
@@ -210,6 +222,13 @@ struct SharedGradients {
   void Begin(Context& ctx, const Problem& p, const Gradients& g) {
     for (int64_t i = 0; wants.any_row_sum && i < index->num_tickets(); ++i) {
       new (&tickets[i]) TicketCounter(0);
+    }
+    if (wants.relative) {
+      const int64_t size = p.query_heads * p.relative_bias.span;
+      ctx.ParallelFor(kRelativeChains, [&](int64_t chain, int) {
+        for (int64_t h = 0; h < p.key_heads; ++h) new (&relative_tickets[chain * p.key_heads + h]) TicketCounter(0);
+        std::fill_n(relative_sums + chain * size, size, 0.0);
+      });
     }
     if (wants.bias_pairs) {
       const auto& n = g.dbias_sizes;
@@ -253,6 +272,19 @@ struct SharedGradients {
     std::fill(dq, dq + p.depth, T{0});
   }
 
+  // Adds a group's part of the gradient of the relative bias: [query heads][RelativeRow], from distance -kPad on.
+  void AddRelative(const Problem& p, int64_t key_head, int64_t group, const T* part) const {
+    const int64_t chain = group % kRelativeChains, span = p.relative_bias.span;
+    TicketCounter& ticket = relative_tickets[chain * p.key_heads + key_head];
+    WaitForTicket(ticket, group / kRelativeChains);
+    for (int64_t h = 0; h < p.group(); ++h) {
+      double* HWY_RESTRICT to = relative_sums + (chain * p.query_heads + key_head * p.group() + h) * span;
+      const T* HWY_RESTRICT from = part + h * RelativeRow(p) + RelativeBias::kPad;
+      for (int64_t d = 0; d < span; ++d) to[d] += static_cast<double>(from[d]);
+    }
+    ReleaseTicket(ticket);
+  }
+
   // Adds up sums over rows, sequences and heads, and rounds what is stored in another type.
   void Finish(Context& ctx, const Problem& p, const Gradients& g) {
     const auto sequences = static_cast<int64_t>(p.sequences.size());
@@ -276,6 +308,13 @@ struct SharedGradients {
     }
     if (wants.bias_rows) FinishBiasRows(ctx, p, g);
     if (wants.decays) FinishDecays(ctx, p, g);
+    const int64_t span = p.relative_bias.span;
+    ctx.ParallelFor(wants.relative ? p.query_heads : 0, [&](int64_t h, int) {
+      for (int64_t chain = 0; chain < kRelativeChains; ++chain) {
+        const double* from = relative_sums + (chain * p.query_heads + h) * span;
+        for (int64_t d = 0; d < span; ++d) g.drelative_bias[h * span + d] += from[d];
+      }
+    });
     for (int64_t h = 0; h < p.query_heads; ++h) {
       for (int64_t s = 0; g.dsinks != nullptr && s < sequences; ++s) {
         for (int64_t i = 0; i < p.sequences[static_cast<size_t>(s)].num_queries; ++i) {

@@ -77,6 +77,7 @@ template <class O, int C>
 void BlockRows<O, C>::SetLanes(const void** q) {
   // Hoisted out of the loop over lanes.
   const bool dropout = p_.dropout > 0, slopes = !p_.slopes.empty(), segments = !p_.segments_q.empty();
+  const bool relative = p_.relative_bias.present();
   const bool biased = p_.bias.data != nullptr, masked = p_.mask.data != nullptr, forgets = p_.forgets;
   const auto* const queries = static_cast<const char*>(p_.q.data);
   const Rows rows = p_.q;
@@ -105,6 +106,14 @@ void BlockRows<O, C>::SetLanes(const void** q) {
     }
     if (slopes) {
       lanes_.slope[lane] = static_cast<T>(p_.slopes[static_cast<size_t>(s.batch * p_.slopes_stride + head)]);
+    }
+    if (relative) {
+      lanes_.relative_head[lane] = static_cast<TI>(head * p_.relative_bias.head_stride());
+      const bool follows =
+          lane % N == 0 || !present ||
+          (lanes_.relative_head[lane] == lanes_.relative_head[lane - 1] && position == lanes_.position[lane - 1] + 1);
+      if (lane == 0) lanes_.in_order = ~uint64_t{0};
+      if (!follows) lanes_.in_order &= ~(uint64_t{1} << (lane / N));
     }
     if (segments) {
       const int32_t id = p_.segments_q[static_cast<size_t>(s.batch * p_.segments_q_stride + s.first_q + row.query)];
@@ -138,7 +147,7 @@ void BlockRows<O, C>::PackQueries(DType dtype, const void* const* rows) {
   } else {
     O::PackQueries(dtype, rows, num_rows_, depth, factor_.of_queries, W, w_.queries);
   }
-  raw_ = O::kUsesAmx && factor_.of_logits > 0 && p_.softcap == 0 && p_.slopes.empty() && p_.bias.data == nullptr;
+  raw_ = O::kUsesAmx && factor_.of_logits > 0 && p_.softcap == 0 && p_.slopes.empty() && p_.biases() == 0;
   // Log decays can be added in units of the raw logits unless the factor is so extreme that they would over- or
   // underflow.
   if (p_.forgets) raw_ = raw_ && factor_.of_logits > 0x1p-32 && factor_.of_logits < 0x1p32;
@@ -275,6 +284,13 @@ HWY_INLINE void Block<O, C>::VectorLogits(const Run& run, const Tile& visited, b
   }
   if (!p_.slopes.empty()) {
     finish(Alibi<kVectors, D>(d_, run, visited.grid, lanes_));
+  }
+  if (p_.relative_bias.present() && InRelativeSpan<kVectors, N>(run, p_.relative_bias.span, lanes_, num_rows_)) {
+    if (flag_masked) {
+      finish(Relative<kVectors, true, D>(d_, run, visited.grid, p_.relative_bias, lanes_));
+    } else {
+      finish(Relative<kVectors, false, D>(d_, run, visited.grid, p_.relative_bias, lanes_));
+    }
   }
   if (p_.forgets) {
     const auto add = [&](auto flags) HWY_ATTR {

@@ -25,9 +25,11 @@ struct Lanes {
   HWY_ALIGN TI segment[W];
   HWY_ALIGN uint32_t position_low[W], head_row[W];  // dropout counter words
   HWY_ALIGN T slope[W];
+  HWY_ALIGN TI relative_head[W];  // where the head's part of the relative bias begins
   int64_t position[W];
   const void* bias[W];
   const void* mask[W];
+  uint64_t in_order;  // bit c: the rows of vector c are consecutive positions of one head
 };
 
 // Keys [begin, end) and vectors [c0, c1) of a tile, whose first key is called `origin`.

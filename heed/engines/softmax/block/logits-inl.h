@@ -9,6 +9,7 @@
 #define HEED_ENGINES_SOFTMAX_BLOCK_LOGITS_INL_H_
 #endif
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -119,6 +120,74 @@ struct Alibi {
 
   int64_t grid;
   V slope[C], base[C];
+};
+
+// Returns whether any pair of a run is in the span of the relative bias.
+template <int C, size_t N, class T, size_t W>
+HWY_INLINE bool InRelativeSpan(const Run& run, int64_t span, const Lanes<T, W>& lanes, size_t num_rows) {
+  const size_t begin = run.c0 * N, end = std::min(begin + C * N, num_rows);
+  for (size_t lane = begin; lane < end; ++lane) {
+    if (lanes.position[lane] >= run.begin && lanes.position[lane] - run.end < span - 1) return true;
+  }
+  return false;
+}
+
+// Adds the relative bias b[head, position - key]. Vectors whose rows are consecutive positions of one head load it as
+// it is stored, others gather it. A bias of -inf is a mask, as in AddBias.
+template <int C, bool kFlagMasked, class D>
+struct Relative {
+  using T = hn::TFromD<D>;
+  using V = hn::Vec<D>;
+  using DI = hn::RebindToSigned<D>;
+  using TI = hn::TFromD<DI>;
+  static constexpr auto N = static_cast<int64_t>(hn::MaxLanes(D()));
+  static_assert(N <= RelativeBias::kPad);
+
+  template <size_t W>
+  HWY_INLINE Relative(D, const Run& run, int64_t tile_grid, const RelativeBias& bias, const Lanes<T, W>& of_rows)
+      : grid(tile_grid), span(bias.span), data(bias.Data<T>()) {
+    HWY_UNROLL(4)
+    for (int c = 0; c < C; ++c) {
+      const size_t vector = run.c0 + static_cast<size_t>(c), lane = vector * N;
+      in_order[c] = (of_rows.in_order >> vector & 1) != 0;
+      rows[c] = data + of_rows.relative_head[lane];
+      first[c] = FromGrid(of_rows.position[lane]);
+      heads[c] = of_rows.relative_head + lane;
+      if (in_order[c]) continue;
+      for (int64_t i = 0; i < N; ++i) distances[c][i] = static_cast<TI>(FromGrid(of_rows.position[lane + i]));
+    }
+  }
+
+  HWY_INLINE V operator()(V x, int64_t key, int c) const {
+    const D d;
+    const DI di;
+    V b;
+    if (HWY_LIKELY(in_order[c])) {
+      b = hn::LoadU(d, rows[c] + std::clamp(first[c] - (key - grid), -N, span));
+    } else {
+      const auto at = hn::Sub(hn::Load(di, distances[c]), hn::Set(di, static_cast<TI>(key - grid)));
+      const auto inside = hn::Clamp(at, hn::Set(di, TI{-1}), hn::Set(di, static_cast<TI>(span)));
+      b = hn::GatherIndex(d, data, hn::Add(hn::Load(di, heads[c]), inside));
+    }
+    const V sum = hn::Add(x, b);
+    if constexpr (!kFlagMasked) return sum;
+    return hn::IfThenElse(hn::Eq(b, hn::Set(d, -std::numeric_limits<T>::infinity())), b, sum);
+  }
+
+  // Returns the distance from the start of the tile on the grid. One that is out of the span for all keys of a tile is
+  // replaced by a near one that is, too.
+  HWY_INLINE int64_t FromGrid(int64_t position) const {
+    return std::clamp<int64_t>(position - grid, -N, span + kMostTileKeys);
+  }
+  static constexpr int64_t kMostTileKeys = 1024;
+
+  int64_t grid, span;
+  const T* data;
+  bool in_order[C];
+  const T* rows[C];
+  int64_t first[C];
+  const TI* heads[C];
+  HWY_ALIGN TI distances[C][N];
 };
 
 // Computes x = F()(x, value of the pair) for the keys [begin, end) of one vector of lanes, which are `stride` elements

@@ -67,7 +67,8 @@ class SkipCertificate {
   struct Terms {
     double epsilon = 0, scale = 0;
     int64_t depth = 0;
-    bool capped = false, biased = false;
+    bool capped = false;
+    int biases = 0;
   };
   // The keys that a row sees: `keys` of them from `begin` on, counted from the sequence's first valid key, in `tiles`
   // tiles. The last of these begins at key `last`, counted from key 0.
@@ -77,7 +78,7 @@ class SkipCertificate {
   void SetRow(size_t lane, const Terms& terms, double query_squares, const Keys& keys, double sink) {
     const double roundings = static_cast<double>(terms.depth) + (terms.capped ? 32 : 8);
     unit_[lane] = static_cast<float>(1.001 * roundings * 0x1p-24 * std::abs(terms.scale) * NormAbove(query_squares));
-    rounding_[lane] = (terms.biased ? kBiasRounding : 0) + kRounding + static_cast<double>(keys.tiles) * kTileRounding;
+    rounding_[lane] = terms.biases * kBiasRounding + kRounding + static_cast<double>(keys.tiles) * kTileRounding;
     epsilon_[lane] = static_cast<float>(terms.epsilon * std::max(1 - 4 * rounding_[lane], 0.0));
     per_key_[lane] = static_cast<float>(1 / static_cast<double>(std::max<int64_t>(keys.keys, 1)));
     begin_[lane] = static_cast<float>(keys.begin);

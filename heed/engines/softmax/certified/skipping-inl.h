@@ -86,7 +86,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
                 int64_t block, Workspace<O>& workspace, const Head<O>& head, const Skips& skips, float* norms)
       : Base(problem, sequence, grid, key_head, block, workspace, head), skips_(skips), norms_(norms) {
     seen_by_row_ = p_.windowed() || p_.chunk > 0 || p_.mask.data != nullptr || !p_.segments_q.empty() ||
-                   p_.has_pattern || p_.bias.data != nullptr || !p_.slopes.empty();
+                   p_.has_pattern || p_.biases() > 0 || !p_.slopes.empty();
   }
 
   HWY_ATTR void Compute() {
@@ -95,7 +95,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     this->SetLanes(q);
     this->PackQueries(p_.dtype, q);
     BeginRows(q);
-    if (p_.bias.data != nullptr) {
+    if (p_.biases() > 0) {
       SoftmaxLastTiles</*kFlagMasked=*/true>();
     } else {
       SoftmaxLastTiles</*kFlagMasked=*/false>();
@@ -113,8 +113,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
   // Gives each row's terms to the certificate.
   void BeginRows(const void* const* q) {
     for (size_t lane = 0; lane < W; ++lane) certificate_.SetNoRow(lane);
-    const typename SkipCertificate<W>::Terms terms = {skips_.epsilon, p_.scale, p_.depth, p_.softcap > 0,
-                                                      p_.bias.data != nullptr};
+    const typename SkipCertificate<W>::Terms terms = {skips_.epsilon, p_.scale, p_.depth, p_.softcap > 0, p_.biases()};
     ForRows([&](size_t lane, int64_t, int64_t head) HWY_ATTR {
       const Interval keys = KeysOfRow(lane);
       double squares = 0;
@@ -401,8 +400,8 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     });
   }
 
-  // Twice the relative f32 rounding of a logit to which a bias is added.
-  double BiasUnit() const { return p_.bias.data == nullptr ? 0 : 2.02 * 0x1p-24; }
+  // Twice the relative f32 rounding of a logit to which biases are added.
+  double BiasUnit() const { return p_.biases() * 2.02 * 0x1p-24; }
 
   // Finds which rows see any key of a tile, and the norm of the keys that each row sees; nothing else may influence the
   // decision. A row that sees the whole tile takes the tile's norm or, unless `knows_norm`, a norm summed in the same

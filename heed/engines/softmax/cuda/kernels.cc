@@ -25,6 +25,7 @@ constexpr int64_t kMostSplitFloats = int64_t{64} << 20;  // limit for large-M bl
 std::string DeclinesOption(const Problem& p) {
   const std::pair<bool, const char*> options[] = {{p.quantized || p.pages_gone || !p.shared.empty(), "caches"},
                                                   {p.forgets, "log decays"},
+                                                  {p.relative_bias.present(), "a relative bias"},
                                                   {p.wide_outputs, "outputs of another dtype"}};
   for (const auto& [given, name] : options) {
     if (given) return std::string("does not take ") + name;

@@ -259,7 +259,7 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
       const V sum = hn::Load(d_, sum_ + lane);
       const V marks = layout_.NotFinite(totals_, lane);
       auto leaked = hn::And(hn::IsNaN(marks), hn::IsFinite(sum));
-      if (p_.bias.data != nullptr || p_.forgets) leaked = hn::Or(leaked, hn::IsNaN(sum));
+      if (p_.biases() > 0 || p_.forgets) leaked = hn::Or(leaked, hn::IsNaN(sum));
       const auto present = hn::FirstN(d_, num_rows_ - lane);
       if (!hn::AllFalse(d_, hn::And(leaked, present))) return true;
     }

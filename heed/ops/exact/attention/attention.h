@@ -1,12 +1,12 @@
 // Exact softmax attention: MHA, MQA, GQA, cross, masked, biased, packed.
 //
-//   s_ij = f(scale * <q_i, k_j>) + alibi_ij + F_ij + bias_ij   if keep_ij, else -inf
+//   s_ij = f(scale * <q_i, k_j>) + alibi_ij + r_ij + F_ij + bias_ij   if keep_ij, else -inf
 //   P_ij = exp(s_ij - lse_i),  lse_i = log sum_j exp(s_ij)
 //   o_i  = w_i * sum_j P_ij Z_ij / (1 - dropout) v_j
 //
 // with f(s) = softcap * tanh(s / softcap) or the identity, alibi_ij =
-// -slope_h |p_i - j|, F_ij the sum of log_decay_s over the valid keys j < s <= p_i,
-// Z the dropout keep bits and w_i = 1, or with a learned sink
+// -slope_h |p_i - j|, r_ij = relative_bias[h, p_i - j] where 0 <= p_i - j < span and else 0, F_ij the sum of
+// log_decay_s over the valid keys j < s <= p_i, Z the dropout keep bits and w_i = 1, or with a learned sink
 // sigmoid(lse_i - sink_h): one more logit in the denominator, without a value. The scale may be applied to q before the
 // product: where scale * q overflows f32 (f64 for f64), logits are infinite or NaN.
 //
@@ -81,8 +81,9 @@ struct Options {
 
   Pattern pattern;  // pairs that are computed; keys outside it are never read
 
-  ConstTensorView bias;   // float, broadcastable to [B, Hq, Tq, Tk]: added to the logits
-  ConstTensorView alibi;  // [Hq] or [B, Hq]: slopes of a penalty on the distance; on the CPU, or on q's device
+  ConstTensorView bias;           // float, broadcastable to [B, Hq, Tq, Tk]: added to the logits
+  ConstTensorView alibi;          // [Hq] or [B, Hq]: slopes of a penalty on the distance; on the CPU, or on q's device
+  ConstTensorView relative_bias;  // float [Hq, span], span >= 1: added to the logits by distance p_i - j; on the CPU
   // [B, Tk, Hq], packed [Tk_total, Hq]: <= 0, log decay at a token of all keys before it; needs causal
   ConstTensorView log_decay;
   double softcap = 0;     // soft cap of the logits, > 0, or 0 for none
@@ -123,7 +124,8 @@ struct Outputs {
 // (except with dropout), padding, packing, strides, or the split of queries into calls.
 //
 // Cost. 2 (D + Dv) flops and one exponential per computed pair; tiles without a kept pair are skipped. Memory beyond
-// the arguments: Workspace(). log_decay adds one addition per pair and 8.5 bytes per key and query head.
+// the arguments: Workspace(), and for relative_bias a copy of its part that pairs can reach. Pairs outside of its span
+// cost nothing. log_decay adds one addition per pair and 8.5 bytes per key and query head.
 //
 // Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees with the above, if an output overlaps
 // an input or itself, or if an option is out of range; Unsupported for a dtype or device without a kernel and, by a
@@ -152,6 +154,7 @@ struct Gradients {
   TensorView dbias;   // summed over the broadcast axes of the bias
   TensorView dsinks;  // on the device of sinks
   TensorView dalibi;  // on the device of alibi
+  TensorView drelative_bias;
   TensorView dlog_decay;
 };
 
@@ -163,6 +166,7 @@ struct Gradients {
 //   dv_j    = sum_i g_i Z_ij P_ij d_o_i
 //   dq_i    = scale sum_j dS_ij f'_ij k_j,  dk_j = scale sum_i dS_ij f'_ij q_i
 //   dbias   = sum dS_ij,  dalibi_h = -sum_ij dS_ij |p_i - j|
+//   drelative_bias_hd = sum dS_ij over p_i - j = d
 //   dlog_decay_s = sum dS_ij over j < s <= p_i
 //   dsinks_h = -sum_i (1 - w_i) <d_o_i, o_i>
 //
@@ -193,6 +197,7 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
 //   threads E (512 (D + Dv) + 64 (3 D + 2 Dv + 64 (3 + [softcap])))
 //   + E rows (3 + [dq of 16 bits] D + [dbias by rows] + [dalibi]) + rows (4 + 8 [dsinks])
 //   + [dbias not in the accumulation dtype] E size of dbias
+//   + [relative_bias] threads E (Hq / Hkv) (span + 48) + [drelative_bias] 128 Hq span
 //   + [log_decay] (8.5 K + [dlog_decay] ((E + .5) K + 32 rows)) + a few KiB
 //
 // with K = Hq times the keys of all sequences, rounded up to 64 per sequence. On AMX (softmax_tiles), with D and Dv

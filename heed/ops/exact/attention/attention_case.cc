@@ -24,9 +24,9 @@ namespace {
 //   |lse - lse_ref| <= lse max(1, |lse_ref|) + chain max(S, 1.75 R) + decay F
 //
 // n: keys that the row sees. V: their largest |v| in this channel, / (1 -
-// dropout): o is a weighted mean of v, channel by channel. S: the largest sum_d |scale q_d k_d| + |alibi| + |bias| of
-// these keys, the size of a logit without cancellation; its rounding error is S times the unit roundoff, which the
-// exponential makes a relative error of the weight.
+// dropout): o is a weighted mean of v, channel by channel. S: the largest sum_d |scale q_d k_d| + |alibi| +
+// |biases| of these keys, the size of a logit without cancellation; its rounding error is S times the unit roundoff,
+// which the exponential makes a relative error of the weight.
 //
 // R: the largest root of the sum of squares of the products and partial sums of
 // a logit. A row that one key dominates has that logit's error in its lse, without averaging. The error of a chain is a
@@ -226,6 +226,8 @@ void ApplyWord(Problem& p, const CaseRequest& request, std::string_view word) {
       slopes.Set({h}, values[static_cast<size_t>(h)]);
     }
     o.alibi = keep(slopes);
+  } else if (Match(word, "relative_bias", 1024, &x)) {  // distances
+    o.relative_bias = keep(Buffer(DType::kF32, {s.Hq, static_cast<int64_t>(x)}, kAligned).FillNormal(request.seed + 9));
   } else if (Match(word, "log_decay", 0.05, &x)) {  // per token, on average
     o.causal = true;
     const Buffer decays(DType::kF32, {s.B, s.Tk, s.Hq}, kAligned);
@@ -456,8 +458,8 @@ OpEntry Entry() {
           .family = "exact",
           .passes = {"forward", "backward", "step"},
           .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = {"causal", "window=512", "softcap=30", "alibi", "log_decay=0.05", "bias", "mask", "padding=62",
-                       "lengths=62", "sinks", "dropout=0.1", "logits=50", "invariant", "bhtd",
+          .variants = {"causal", "window=512", "softcap=30", "alibi", "relative_bias=1024", "log_decay=0.05", "bias",
+                       "mask", "padding=62", "lengths=62", "sinks", "dropout=0.1", "logits=50", "invariant", "bhtd",
                        "pattern=longformer(16, [0, 40])"},
           .flops =
               "2 (D + Dv) per kept pair, backward 2 (3 D + 2 Dv); B Hq Tq Tk pairs if "

@@ -1,8 +1,10 @@
 // Checks every argument of attention before anything is written and maps the call onto the softmax engine's problem.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +27,9 @@ constexpr int64_t kMaxKeys = std::numeric_limits<int32_t>::max() - 1024;
 // position to any key.
 constexpr int64_t kMaxPosition = int64_t{1} << 61;
 constexpr int64_t kMaxWindow = int64_t{1} << 62;
+
+// No tile has more keys.
+constexpr int64_t kMaxTileKeys = 1024;
 
 struct Sizes {
   int64_t B, Tq, Tk, Hq, Hkv, D, Dv;
@@ -302,6 +307,58 @@ void CheckPairs(const Check& check, const Options& options, const Sizes& n, Prob
   }
 }
 
+float Widened(BF16 x) { return std::bit_cast<float>(uint32_t{x.bits} << 16); }
+float Widened(F16 x) { return ToFloat(x); }
+float Widened(float x) { return x; }
+double Widened(double x) { return x; }
+
+// Copies the rows of a relative bias up to this distance, with zeros around them.
+template <class T>
+std::shared_ptr<const std::vector<T>> PaddedRows(const ConstTensorView& t, int64_t heads, int64_t span) {
+  constexpr int64_t kPad = softmax::RelativeBias::kPad;
+  const int64_t stride = span + 2 * kPad;
+  auto rows = std::make_shared<std::vector<T>>(static_cast<size_t>(heads * stride));
+  if (t.data() == nullptr) return rows;
+  const auto copy = [&](auto of_type) {
+    const auto* const data = static_cast<const decltype(of_type)*>(t.data());
+    for (int64_t h = 0; h < heads; ++h) {
+      T* const to = rows->data() + h * stride + kPad;
+      for (int64_t d = 0; d < span; ++d) to[d] = static_cast<T>(Widened(data[h * t.stride(0) + d * t.stride(1)]));
+    }
+  };
+  switch (t.dtype()) {
+    case DType::kF64: copy(double()); break;
+    case DType::kBF16: copy(BF16()); break;
+    case DType::kF16: copy(F16()); break;
+    default: copy(float()); break;
+  }
+  return rows;
+}
+
+// Distances that no pair of the call has are left out.
+softmax::RelativeBias CheckRelativeBias(const Check& check, const ConstTensorView& t, const Sizes& n,
+                                        const Problem& p) {
+  if (t.rank() != 2 || t.size(0) != n.Hq || t.size(1) < 1) {
+    check.Fail("relative_bias", "has shape " + t.ShapeString(), "[" + Text(n.Hq) + ",span], span >= 1");
+  }
+  softmax::RelativeBias bias;
+  for (const Sequence& s : p.sequences) bias.span = std::max(bias.span, s.start + s.num_queries - s.key_begin);
+  bias.span = std::min(bias.span, t.size(1));
+  if (!bias.present()) return bias;
+  // Kernels index it by an i32 lane.
+  const int64_t most = std::numeric_limits<int32_t>::max() / std::max<int64_t>(n.Hq, 1);
+  if (bias.head_stride() + kMaxTileKeys > most) {
+    check.Fail("relative_bias", "has shape " + t.ShapeString(),
+               "a span of at most " + Text(most - 2 * softmax::RelativeBias::kPad - kMaxTileKeys));
+  }
+  if (p.dtype == DType::kF64) {
+    bias.f64 = PaddedRows<double>(t, n.Hq, bias.span);
+  } else {
+    bias.f32 = PaddedRows<float>(t, n.Hq, bias.span);
+  }
+  return bias;
+}
+
 // Checks tensors with an element per head.
 void CheckHeads(const Check& check, const Options& options, const Sizes& n, Problem* p) {
   if (options.alibi.present()) {
@@ -313,6 +370,11 @@ void CheckHeads(const Check& check, const Options& options, const Sizes& n, Prob
       check.Shape("alibi", options.alibi, {n.Hq});
     }
     check.HeadNumbers("alibi", options.alibi, &p->slopes, &p->device_slopes);
+  }
+  if (options.relative_bias.present()) {
+    check.Float("relative_bias", options.relative_bias);
+    check.OnCpu("relative_bias", options.relative_bias);
+    p->relative_bias = CheckRelativeBias(check, options.relative_bias, n, *p);
   }
   if (options.sinks.present()) {
     check.Float("sinks", options.sinks);

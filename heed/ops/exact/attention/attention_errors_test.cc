@@ -312,6 +312,16 @@ void AddOptionMistakes(std::vector<Mistake>& all) {
                  "alibi has shape [3,4], expected [2,4]"});
   all.push_back({"AlibiIsOfIntegers", [](Call& c) { c.p.options.alibi = New(c, DType::kI32, {4}); },
                  "alibi has dtype i32, expected a float dtype"});
+  all.push_back({"RelativeBiasHasKeyHeads", [](Call& c) { c.p.options.relative_bias = New(c, DType::kF32, {2, 7}); },
+                 "relative_bias has shape [2,7], expected [4,span], span >= 1"});
+  all.push_back({"RelativeBiasHasABatch", [](Call& c) { c.p.options.relative_bias = New(c, DType::kF32, {2, 4, 7}); },
+                 "relative_bias has shape [2,4,7], expected [4,span], span >= 1"});
+  all.push_back({"RelativeBiasHasNoSpan", [](Call& c) { c.p.options.relative_bias = New(c, DType::kF32, {4, 0}); },
+                 "relative_bias has shape [4,0], expected [4,span], span >= 1"});
+  all.push_back({"RelativeBiasIsOfIntegers", [](Call& c) { c.p.options.relative_bias = New(c, DType::kI32, {4, 7}); },
+                 "relative_bias has dtype i32, expected a float dtype"});
+  all.push_back({"RelativeBiasHasNoData", [](Call& c) { c.p.options.relative_bias = {nullptr, DType::kF32, {4, 7}}; },
+                 "relative_bias has no data, expected a pointer to [4,7] elements"});
   all.push_back({"LogDecayHasKeyHeads",
                  [](Call& c) {
                    c.p.options.causal = true;

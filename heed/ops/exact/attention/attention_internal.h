@@ -45,7 +45,7 @@ softmax::Problem CheckedQueries(const char* op, const ConstTensorView& q, const 
 struct BackwardProblem {
   softmax::Problem problem;
   softmax::Gradients gradients;
-  std::vector<double> dsinks, dalibi;
+  std::vector<double> dsinks, dalibi, drelative_bias;
 };
 
 // Checks the arguments of the forward call, then all others. kForward reads o and lse, kReference does not; kExplain

@@ -39,7 +39,7 @@ struct OptionRow {
   unsigned rules = 0;
   int place = 1000;  // place in PyTorch's schema; saved programs depend on it, so new options have none and come last
   // Contents of a tensor and its axes, which are the last ones: leading ones may be absent, and any of BHQK may be 1. B
-  // sequences, Q queries, K keys, H query heads, N boundaries between sequences.
+  // sequences, Q queries, K keys, H query heads, N boundaries between sequences, D distances.
   Holds holds = Holds::kNoTensor;
   std::string_view axes = "";
   const char* not_on_cache = nullptr;   // why a cache refuses it
@@ -78,6 +78,8 @@ inline constexpr OptionRow kOptionRows[] = {
     {HEED_OPTION(bias), .rules = kPadded | kByPlace, .place = 5, .holds = Holds::kFloats, .axes = "BHQK",
      HEED_GRADIENT(dbias)},
     {HEED_OPTION(alibi), .rules = kByPlace, .place = 7, .holds = Holds::kFloats, .axes = "BH", HEED_GRADIENT(dalibi)},
+    {HEED_OPTION(relative_bias), .rules = kByPlace, .holds = Holds::kFloats, .axes = "HD",
+     HEED_GRADIENT(drelative_bias)},
     {HEED_OPTION(softcap), .rules = kZeroIsNone | kAnyResidue, .place = 8, .tried = {1, 5, 30, 50, 30}},
     {HEED_OPTION(sinks), .rules = kAnyResidue, .place = 6, .holds = Holds::kFloats, .axes = "H", HEED_GRADIENT(dsinks)},
     {HEED_OPTION(log_decay), .place = 21, .holds = Holds::kFloats, .axes = "BKH",

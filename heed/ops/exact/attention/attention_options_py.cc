@@ -154,7 +154,7 @@ std::vector<OptionArgument> Arguments() {
 }  // namespace
 
 bool TakesNumbers(const OptionRow& row) {
-  return row.holds == Holds::kInts || (row.holds == Holds::kFloats && !row.Has('K'));
+  return row.holds == Holds::kInts || (row.holds == Holds::kFloats && !row.Has('K') && !row.Has('D'));
 }
 
 const std::vector<OptionArgument>& OptionKeywords() {

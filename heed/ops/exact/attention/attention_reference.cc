@@ -226,6 +226,11 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
             s += alibi;
             magnitude += std::abs(alibi);
           }
+          if (options.relative_bias && p >= j && p - j < options.relative_bias.size(1)) {
+            const double bias = Load(options.relative_bias, {h, p - j});
+            s += bias;
+            magnitude += std::abs(bias);
+          }
           const double decay = forgotten[static_cast<size_t>(j)];
           if (decay == -kInfinity) continue;  // masked
           s += decay;
@@ -237,8 +242,8 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
           }
           if (s == -kInfinity) continue;  // masked
           greatest = std::max(greatest, s);
-          pairs.push_back(
-              {j, s, magnitude, std::sqrt(squares), slope, distance, decay, k.data() + j * D, v.data() + j * Dv});
+          pairs.push_back({j, s, magnitude, std::sqrt(squares), slope, distance, p - j, decay, k.data() + j * D,
+                           v.data() + j * Dv});
         }
 
         // lse = log sum exp(s), o = w sum P Z v / (1 - dropout). A logit that is NaN or +inf makes the sum NaN and with

@@ -19,6 +19,7 @@ struct ReferencePair {
                            // scale q_id k_jd and of their partial sums over d
   double slope;            // derivative of the soft cap: d logit / d (scale <q_i, k_j>)
   double distance;         // |p_i - j|
+  int64_t keys_before;     // p_i - j
   double forgotten;        // F_ij
   const double *k, *v;     // [D], [Dv]
   double probability = 0;  // P

@@ -129,7 +129,7 @@ Pattern PatternOf(const Problem& p, const Selection& selection) {
 bool HasPositions(const Options& o) {
   const attention::Window none;
   return o.causal || o.window.left != none.left || o.window.right != none.right || o.chunk != 0 || o.alibi.present() ||
-         o.pattern.present();  // log decays need causal
+         o.relative_bias.present() || o.pattern.present();  // log decays need causal
 }
 
 // Switches heads that would keep most of their blocks to dense attention.

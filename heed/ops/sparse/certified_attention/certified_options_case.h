@@ -44,12 +44,13 @@ class OptionDraw {
     DrawTerms(o);
   }
 
-  // Draws terms that are added to logits, and the soft cap; a packed call takes all but a bias.
+  // Draws terms that are added to logits, and the soft cap; a packed call takes all but a bias by pair.
   void DrawTerms(attention::Options* o, bool packed = false) {
     if (Chance()) o->softcap = random_.Pick({1e-3, 1.0, 5.0, 30.0, 1e30});
     if (Chance()) o->sinks = Sinks();
     if (Chance()) o->alibi = Slopes(packed);
     if (!packed && Chance()) o->bias = Bias();
+    if (Chance(0.1)) o->relative_bias = RelativeBias();
   }
 
   // Draws log decays, which given keys take at every level but skip.
@@ -139,6 +140,14 @@ class OptionDraw {
       }
       return state == 0 ? deviation * random_.Normal() : state;
     });
+  }
+  ConstTensorView RelativeBias() {
+    const double deviation = random_.Pick({0.5, 3.0}), masked = random_.Pick({0.0, 0.0, 0.2});
+    const Buffer x(DType::kF32, std::vector<int64_t>{n_.Hq, random_.Integer(1, 300)});
+    for (int64_t i = 0; i < x.view().num_elements(); ++i) {
+      x.as<float>()[i] = random_.Chance(masked) ? -INFINITY : static_cast<float>(deviation * random_.Normal());
+    }
+    return Keep(x);
   }
   ConstTensorView Slopes(bool packed) {
     const bool each = !packed && random_.Chance(0.4);

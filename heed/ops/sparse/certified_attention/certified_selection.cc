@@ -31,7 +31,7 @@ constexpr int64_t kSetRows = 64;
 constexpr int64_t kMostPositions = 1024;  // blocks of positions beyond those that keys and rows need
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-bool AddsTerms(const Problem& p) { return p.bias.data != nullptr || !p.slopes.empty() || p.forgets; }
+bool AddsTerms(const Problem& p) { return p.biases() > 0 || !p.slopes.empty() || p.forgets; }
 
 // F of a row and a key, from the cumulative sums of softmax/decays.h.
 class RowDecay {
@@ -294,7 +294,7 @@ void Selection::FindSeen(const QueryRow& row, const Interval& range, uint64_t* s
   const Problem& p = problem_;
   const Sequence& s = SequenceOf(row.n);
   const softmax::KeyRuns runs = softmax::VisibleKeys(p, s, row.i);
-  const bool by_runs = s.kept == nullptr && p.segments_q.empty() && p.mask.data == nullptr && p.bias.data == nullptr;
+  const bool by_runs = s.kept == nullptr && p.segments_q.empty() && p.mask.data == nullptr && p.biases() == 0;
   for (int64_t block = range.begin; block < range.end; ++block) {
     const Interval keys = {block * kSketchKeys, (block + 1) * kSketchKeys};
     const bool whole = by_runs && (runs.first.Contains(keys) || runs.second.Contains(keys));
@@ -318,6 +318,7 @@ void Selection::FindTerms(const QueryRow& row, const Interval& range, uint64_t* 
       const int64_t at = std::countr_zero(left), key = block * kSketchKeys + at;
       double term = p.slopes.empty() ? 0 : -slope * std::abs(static_cast<double>(position - key));
       if (decay) term += decay->At(key);
+      term += p.relative_bias.At(row.head, position - key);
       if (bias.data != nullptr) term += LoadAsDouble(bias.dtype, bias.data, of_row + key * bias.key_stride);
       terms[at] = static_cast<float>(term);
       if (terms[at] == -kInfinity) *seen &= ~(left & -left);  // -inf masks

@@ -126,7 +126,9 @@ TEST(AttendSharedTest, OptionsHaveTheBitsOfSequencesApart) {
     for (int64_t j = 0; j < tokens; ++j) segments_k.Set({b, j}, b > 0 && j % 7 < b ? 1 : 0);
   }
   const Buffer starts = Integers({0, 5, 700, 0, 0}), prefix = Integers({0, 3, 5, 0, 900});
-  std::vector<Options> all(11, Causal());
+  const Buffer relative = Normal(DType::kF32, {Hq, 90}, 7);
+  std::vector<Options> all(12, Causal());
+  all[11].relative_bias = relative.view();
   all[0].causal = false;
   all[1].window = {900, 0};
   all[2].window = {100, 0};
@@ -280,6 +282,10 @@ TEST(AttendTreeTest, PositionsAreThoseOfBranches) {
   const Buffer alibi = Normal(DType::kF32, {n.heads * n.group}, 4);
   Options options = Causal();
   options.alibi = alibi.view();
+  ExpectBranches(n, 700, tree, options, 1);
+  const Buffer relative = Normal(DType::kF32, {n.heads * n.group, 5}, 5);
+  options = Causal();
+  options.relative_bias = relative.view();
   ExpectBranches(n, 700, tree, options, 1);
   options = Causal();
   options.window = {2, 0};

@@ -122,7 +122,9 @@ TEST(AttendTest, TakesTheOptionsOfForward) {
   const Buffer bias = Normal(DType::kF32, {n.batch, 1, n.queries, n.tokens}, 6);
   const Buffer mask = RandomMask(n.batch, n.tokens);
   const Buffer starts = Integers({0, 5, 700}), prefix = Integers({0, 3, 5});
-  std::vector<Options> all(11, Causal());
+  const Buffer relative = Normal(DType::kF32, {Hq, 90}, 7);
+  std::vector<Options> all(12, Causal());
+  all[11].relative_bias = relative.view();
   all[0].causal = false;
   all[1].window = {100, 0};
   all[2].window = {100, 0};

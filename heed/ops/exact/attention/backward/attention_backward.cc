@@ -108,6 +108,10 @@ softmax::Gradients GradientsIn(const Gradients& out, bool packed, BackwardProble
     b->dalibi.assign(b->problem.slopes.size(), 0);
     g.dalibi = b->dalibi.data();
   }
+  if (out.drelative_bias.present()) {
+    b->drelative_bias.assign(static_cast<size_t>(b->problem.query_heads * b->problem.relative_bias.span), 0);
+    g.drelative_bias = b->drelative_bias.data();
+  }
   if (const TensorView& t = out.dlog_decay; t.present()) {
     const int last = t.rank() - 1;
     g.dlog_decay = {t.data() == nullptr ? &described : t.data(), packed ? 0 : t.stride(0), t.stride(last - 1),
@@ -181,6 +185,18 @@ void StoreSums(const TensorView& t, const std::vector<double>& sums) {
   }
 }
 
+// Stores sums [Hq, distances that pairs can have] in a tensor with the sums of all distances.
+void StoreDistances(const TensorView& t, const std::vector<double>& sums) {
+  if (!t.present()) return;
+  const int64_t span = std::ssize(sums) / std::max<int64_t>(t.size(0), 1);
+  for (int64_t h = 0; h < t.size(0); ++h) {
+    for (int64_t d = 0; d < t.size(1); ++d) {
+      StoreDouble(t.dtype(), t.data(), h * t.stride(0) + d * t.stride(1),
+                  d < span ? sums[static_cast<size_t>(h * span + d)] : 0);
+    }
+  }
+}
+
 }  // namespace
 
 void ClearSurplusRows(const softmax::Problem& p, const Gradients& out) {
@@ -209,6 +225,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
   RunBackward(kOp, ctx, options, b.gradients, &b.problem);
   StoreSums(out.dsinks, b.dsinks);
   StoreSums(out.dalibi, b.dalibi);
+  StoreDistances(out.drelative_bias, b.drelative_bias);
   if (options.cu_seqlens_q.present()) ClearSurplusRows(b.problem, out);
 }
 

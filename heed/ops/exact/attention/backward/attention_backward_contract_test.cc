@@ -267,12 +267,16 @@ struct Sight {
   Sizes s;
   std::vector<std::set<int64_t>> keys;  // keys of each row
   std::vector<int64_t> stands_at;       // the last valid key at or before the row
+  std::vector<int64_t> positions;       // of rows that see a key
 
   explicit Sight(const Problem& p)
-      : s(SizesOf(p)), keys(static_cast<size_t>(s.B * s.Hq * s.Tq)), stands_at(keys.size()) {
+      : s(SizesOf(p)), keys(static_cast<size_t>(s.B * s.Hq * s.Tq)), stands_at(keys.size()), positions(keys.size()) {
     const Buffer o(DType::kF64, p.o.sizes);
-    ReferenceRows(p.in, p.options, {o.view(), {}},
-                  [&](const ReferenceRow& row) { stands_at[Row(row.sequence, row.head, row.query)] = row.stands_at; });
+    ReferenceRows(p.in, p.options, {o.view(), {}}, [&](const ReferenceRow& row) {
+      const size_t at = Row(row.sequence, row.head, row.query);
+      stands_at[at] = row.stands_at;
+      if (!row.pairs.empty()) positions[at] = row.pairs[0].key + row.pairs[0].keys_before;
+    });
     ForEachRow(p, [&](int64_t b, int64_t h, int64_t i, const std::vector<int64_t>& of_row) {
       keys[Row(b, h, i)].insert(of_row.begin(), of_row.end());
     });
@@ -316,9 +320,10 @@ class Reach {
         for (int64_t i = 0; i < s.Tq; ++i) {
           const size_t row = sight_.Row(b, h, i);
           if (!rows_[row]) continue;
-          if (gradient == "dsinks"       ? at[0] == h
-              : gradient == "dalibi"     ? at.back() == h && (at.size() == 1 || at[0] == b)
-              : gradient == "dlog_decay" ? at[0] == b && at[2] == h && at[1] <= sight_.stands_at[row] &&
+          if (gradient == "dsinks"           ? at[0] == h
+              : gradient == "dalibi"         ? at.back() == h && (at.size() == 1 || at[0] == b)
+              : gradient == "drelative_bias" ? at[0] == h && sight_.keys[row].contains(sight_.positions[row] - at[1])
+              : gradient == "dlog_decay"     ? at[0] == b && at[2] == h && at[1] <= sight_.stands_at[row] &&
                                                sight_.keys[row].lower_bound(at[1]) != sight_.keys[row].begin()
                                          : Adds(at, {b, h, i}, sight_.keys[row])) {
             return true;

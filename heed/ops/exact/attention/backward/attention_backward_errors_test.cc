@@ -38,6 +38,7 @@ Call RightCall(bool packed) {
   if (packed) c.p = *Packed(c.p);
   c.p.options.sinks = KeepFloats(c.p, {1, 2, 3, 4});
   c.p.options.alibi = KeepFloats(c.p, {1, 2, 3, 4});
+  c.p.options.relative_bias = Keep(c.p, Buffer(DType::kF32, {4, 7}).FillConstant(1));
   c.p.options.causal = true;
   const std::vector<int64_t> tokens = packed ? std::vector<int64_t>{10, 4} : std::vector<int64_t>{2, 5, 4};
   c.p.options.log_decay = Keep(c.p, Buffer(DType::kF32, tokens).FillConstant(-1));
@@ -149,13 +150,15 @@ void AddGradientMistakes(std::vector<Mistake>& all) {
     const char *dtype, *other_dtype;
     DType other;
   };
-  const Output outputs[] = {{"dq", "q", &Gradients::dq, {2, 3, 4, 8}, "f32", "f64", DType::kF64},
-                            {"dk", "k", &Gradients::dk, {2, 5, 2, 8}, "f32", "bf16", DType::kBF16},
-                            {"dv", "v", &Gradients::dv, {2, 5, 2, 6}, "f32", "f16", DType::kF16},
-                            {"dbias", "bias", &Gradients::dbias, {4, 3, 5}, "f16", "f32", DType::kF32},
-                            {"dsinks", "sinks", &Gradients::dsinks, {4}, "f32", "f64", DType::kF64},
-                            {"dalibi", "alibi", &Gradients::dalibi, {4}, "f32", "i32", DType::kI32},
-                            {"dlog_decay", "log_decay", &Gradients::dlog_decay, {2, 5, 4}, "f32", "f64", DType::kF64}};
+  const Output outputs[] = {
+      {"dq", "q", &Gradients::dq, {2, 3, 4, 8}, "f32", "f64", DType::kF64},
+      {"dk", "k", &Gradients::dk, {2, 5, 2, 8}, "f32", "bf16", DType::kBF16},
+      {"dv", "v", &Gradients::dv, {2, 5, 2, 6}, "f32", "f16", DType::kF16},
+      {"dbias", "bias", &Gradients::dbias, {4, 3, 5}, "f16", "f32", DType::kF32},
+      {"dsinks", "sinks", &Gradients::dsinks, {4}, "f32", "f64", DType::kF64},
+      {"dalibi", "alibi", &Gradients::dalibi, {4}, "f32", "i32", DType::kI32},
+      {"drelative_bias", "relative_bias", &Gradients::drelative_bias, {4, 7}, "f32", "f64", DType::kF64},
+      {"dlog_decay", "log_decay", &Gradients::dlog_decay, {2, 5, 4}, "f32", "f64", DType::kF64}};
   for (const Output& output : outputs) {
     const auto member = output.member;
     const auto shape = output.shape;
@@ -227,10 +230,11 @@ void AddGradientMistakes(std::vector<Mistake>& all) {
           "overlaps dq, expected memory of its own");
     }
     if (std::string(output.of).size() == 1) continue;
-    const auto option = name == "dbias"    ? &Options::bias
-                        : name == "dsinks" ? &Options::sinks
-                        : name == "dalibi" ? &Options::alibi
-                                           : &Options::log_decay;
+    const auto option = name == "dbias"            ? &Options::bias
+                        : name == "dsinks"         ? &Options::sinks
+                        : name == "dalibi"         ? &Options::alibi
+                        : name == "drelative_bias" ? &Options::relative_bias
+                                                   : &Options::log_decay;
     all.push_back({name + "OfNothing", [option](Call& c) { c.p.options.*option = {}; },
                    name + " is asked for, expected " + output.of + " with it"});
     all.push_back({name + "OverlapsWhatItIsOf",

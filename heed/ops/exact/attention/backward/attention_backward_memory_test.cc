@@ -30,6 +30,14 @@ int64_t DecayBytes(const Problem& p, int64_t E, int64_t rows) {
   return K * (9 + E) + 32 * rows;
 }
 
+int64_t RelativeBytes(const Problem& p, int64_t E, int threads) {
+  if (!p.options.relative_bias) return 0;
+  const int rank = p.in.q.rank();
+  const int64_t heads = p.in.q.size(rank - 2), group = heads / std::max<int64_t>(p.in.k.size(rank - 2), 1);
+  const int64_t span = p.options.relative_bias.size(1);
+  return threads * E * group * (span + 48) + 128 * heads * span;
+}
+
 // The formula of the header, whose few KiB are 2 per thread and 4 shared.
 int64_t Formula(const Problem& p, int threads, bool tiles) {
   const int64_t E = p.in.q.dtype() == DType::kF64 ? 8 : 4;
@@ -47,7 +55,7 @@ int64_t Formula(const Problem& p, int threads, bool tiles) {
   return threads * (2048 + (tiles ? in_tiles : in_vectors)) +
          E * rows * (3 + (size == 2 ? D : 0) + by_rows + p.options.alibi.present()) +
          rows * (4 + 8 * p.options.sinks.present()) + DecayBytes(p, E, rows) +
-         (own_bias ? E * bias.num_elements() : 0) + 4096;
+         (own_bias ? E * bias.num_elements() : 0) + RelativeBytes(p, E, threads) + 4096;
 }
 
 TEST(BackwardMemory, IsWhatTheHeaderSaysAtMost) {

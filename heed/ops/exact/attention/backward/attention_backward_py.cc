@@ -26,8 +26,9 @@ constexpr char kOp[] = "attention_backward";
 constexpr char kBackwardInPython[] = R"(
 o and lse are what heed.attention returned for the same q, k, v and options. Arrays whose last
 axis is not contiguous are copied. Returns the named tuple heed.AttentionGradients: dq, dk, dv,
-dbias, dsinks, dalibi, dlog_decay, NumPy arrays in the shape and dtype of what they are the gradients of
-(float64 for a list); None where that was not given, and dbias without need_dbias=True.
+dbias, dsinks, dalibi, dlog_decay, drelative_bias, NumPy arrays in the shape and dtype of what
+they are the gradients of (float64 for a list); None where that was not given, and dbias without
+need_dbias=True.
 
 Example:
 

@@ -78,9 +78,9 @@ void ReferenceGradients(const BackwardInputs& in, const Options& options, const 
 
   // The gradients, and the sums of their terms' magnitudes.
   Sums dq(out.dq), dk(out.dk), dv(out.dv), dbias(out.dbias), dsinks(out.dsinks), dalibi(out.dalibi),
-      ddecay(out.dlog_decay);
+      drelative(out.drelative_bias), ddecay(out.dlog_decay);
   Sums mq(magnitudes.dq), mk(magnitudes.dk), mv(magnitudes.dv), mbias(magnitudes.dbias), msinks(magnitudes.dsinks),
-      malibi(magnitudes.dalibi), mdecay(magnitudes.dlog_decay);
+      malibi(magnitudes.dalibi), mrelative(magnitudes.drelative_bias), mdecay(magnitudes.dlog_decay);
 
   std::vector<int64_t> o_sizes(in.q.sizes().begin(), in.q.sizes().end());
   o_sizes.back() = Dv;
@@ -148,6 +148,10 @@ void ReferenceGradients(const BackwardInputs& in, const Options& options, const 
       if (mbias) mbias.At({b, h, i, pair.key}) += mS;
       if (dalibi) dalibi.At({b, h}) -= dS * pair.distance;
       if (malibi) malibi.At({b, h}) += mS * pair.distance;
+      if (options.relative_bias && 0 <= pair.keys_before && pair.keys_before < options.relative_bias.size(1)) {
+        if (drelative) drelative.At({h, pair.keys_before}) += dS;
+        if (mrelative) mrelative.At({h, pair.keys_before}) += mS;
+      }
       forgotten += dS;
       forgotten_magnitude += mS;
       const int64_t next = &pair == &row.pairs.back() ? row.stands_at : (&pair)[1].key;
@@ -157,8 +161,8 @@ void ReferenceGradients(const BackwardInputs& in, const Options& options, const 
       }
     }
   });
-  for (const Sums* sums :
-       {&dq, &dk, &dv, &dbias, &dsinks, &dalibi, &ddecay, &mq, &mk, &mv, &mbias, &msinks, &malibi, &mdecay}) {
+  for (const Sums* sums : {&dq, &dk, &dv, &dbias, &dsinks, &dalibi, &drelative, &ddecay, &mq, &mk, &mv, &mbias, &msinks,
+                           &malibi, &mrelative, &mdecay}) {
     if (*sums) sums->Store();
   }
 }

@@ -35,6 +35,7 @@ ConstTensorView* InputOf(Problem& p, const std::string& gradient) {
   if (gradient == "dbias") return &p.options.bias;
   if (gradient == "dsinks") return &p.options.sinks;
   if (gradient == "dlog_decay") return &p.options.log_decay;
+  if (gradient == "drelative_bias") return &p.options.relative_bias;
   return &p.options.alibi;
 }
 
@@ -201,6 +202,28 @@ std::vector<Choice> Choices() {
          p.options.causal = true;
          p.options.softcap = 1.5;
        }},
+      {"RelativeBias", [](P& p) { p.options.relative_bias = Normal(p, {p.in.q.size(2), 6}, 34); }},
+      {"RelativeBiasOfOneDistance", [](P& p) { p.options.relative_bias = Normal(p, {p.in.q.size(2), 1}, 34); }},
+      {"RelativeBiasBeyondTheKeys",
+       [](P& p) {
+         p.options.relative_bias = Normal(p, {p.in.q.size(2), 700}, 34);
+         p.options.query_starts = PerSequence(p, 3, -5);
+       }},
+      {"RelativeBiasOfEverything",
+       [](P& p) {
+         p.options.relative_bias = Normal(p, {p.in.q.size(2), 5}, 34);
+         p.options.alibi = Normal(p, {p.in.q.size(2)}, 30);
+         p.options.bias = Normal(p, {p.in.q.size(1), p.in.k.size(1)}, 33);
+         p.options.sinks = Normal(p, {p.in.q.size(2)}, 31);
+         p.options.softcap = 1.5;
+         p.options.dropout = 0.3;
+         p.options.window = {7, 2};
+       }},
+      {"PackedRelativeBias",
+       [](P& p) {
+         p = *Packed(p);
+         p.options.relative_bias = Normal(p, {p.in.q.size(1), 6}, 34);
+       }},
       {"LogDecay", [](P& p) { Forget(p); }},
       {"LogDecayOfEverything",
        [](P& p) {
@@ -352,7 +375,8 @@ TEST(BackwardSlopes, OfRandomProblemsAreDifferencesOfTheForwardPass) {
     if (pairs > 1e7) continue;
     p.o.strides.clear();
     DescribeOutputs(p);
-    for (ConstTensorView* option : {&p.options.bias, &p.options.sinks, &p.options.alibi, &p.options.log_decay}) {
+    for (ConstTensorView* option :
+         {&p.options.bias, &p.options.sinks, &p.options.alibi, &p.options.relative_bias, &p.options.log_decay}) {
       if (*option) *option = Widened(p, *option);  // and its gradient too
     }
     const ConstTensorView d_lse = p.d_lse;

@@ -18,7 +18,9 @@ constexpr double kMaxPairs = 60e3, kMaxProducts = 3e6;
 
 class Generator {
  public:
-  Generator(DType dtype, uint64_t seed) : random_(seed), dtype_(dtype) { p_.note = "seed=" + std::to_string(seed); }
+  Generator(DType dtype, uint64_t seed) : seed_(seed), random_(seed), dtype_(dtype) {
+    p_.note = "seed=" + std::to_string(seed);
+  }
 
   Problem Make() {
     ChooseSizes();
@@ -28,6 +30,7 @@ class Generator {
     if (Chance(0.2)) ChoosePattern();
     if (!packed_) ChoosePaddedOptions();
     ChooseTerms();
+    ChooseRelativeBias();
     ChooseOutputs();
     ChooseGradients();
     return p_;
@@ -373,6 +376,22 @@ class Generator {
     o.invariant = Chance(0.3);
   }
 
+  // From numbers of its own, so that problems without it are those of earlier versions. Spans reach from the diagonal
+  // alone to beyond all keys.
+  void ChooseRelativeBias() {
+    Random own(seed_, 0x4E1);
+    if (!own.Chance(0.2)) return;
+    const int64_t span = own.Pick({int64_t{1}, own.Integer(2, 20), own.Integer(21, 100), own.Integer(101, 1400)});
+    const DType dtype = own.Pick({dtype_, DType::kF32, DType::kF64, DType::kBF16, DType::kF16});
+    const int64_t gap = own.Pick<int64_t>({0, 3}), step = own.Pick<int64_t>({1, 1, 2});
+    const int64_t sizes[] = {s_.Hq, span};
+    const int64_t strides[] = {span * step + gap, step};
+    const Buffer bias(dtype, sizes, strides, own.Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard);
+    const double deviation = own.Pick({0.5, 3.0}), masked = own.Pick({0.0, 0.0, 0.1});
+    Each(bias, [&](const std::vector<int64_t>&) { return own.Chance(masked) ? -kInfinity : deviation * own.Normal(); });
+    p_.options.relative_bias = Keep(bias);
+  }
+
   void ChooseOutputs() {
     DescribeOutputs(p_);
     if (Chance(0.3)) p_.o.strides = Strides(p_.o.sizes, false, true);
@@ -400,6 +419,7 @@ class Generator {
     }
   }
 
+  uint64_t seed_;
   Random random_;
   DType dtype_;
   Sizes s_;
