@@ -73,7 +73,8 @@ OPTIONS = {
     "invariant": {"invariant": True, "causal": True},
     "defaults": {"scale": None, "window": None, "prefix": None, "chunk": None, "segments": None, "key_lengths": None,
                  "key_starts": None, "query_lengths": None, "mask": None, "bias": None, "alibi": None, "softcap": None,
-                 "relative_bias": None, "sinks": None, "log_decay": None, "cu_seqlens_q": None, "cu_seqlens_k": None, "out": None,
+                 "relative_bias": None, "sinks": None, "log_decay": None, "cu_seqlens_q": None, "cu_seqlens_k": None,
+                 "out": None,
                  "threads": None},
 }
 
