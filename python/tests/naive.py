@@ -201,7 +201,9 @@ def _dense_backward(do, dlse, q, k, v, *, sinks, scale=None, **options):
     g = {"dq": np.zeros_like(q), "dk": np.zeros_like(k), "dv": np.zeros_like(v), "dsinks": np.zeros(Hq),
          "dbias": np.zeros((B, Hq, Tq, k.shape[1])), "dalibi": np.zeros((B, Hq)),
          "dlog_decay": np.zeros((B, k.shape[1], Hq)),
-         "drelative_bias": np.zeros(np.shape(options.get("relative_bias", ())) or (1, 1))}
+         "drelative_bias": np.zeros((Hq, 0))}
+    if options.get("relative_bias") is not None:
+        g["drelative_bias"] = np.zeros(np.shape(options["relative_bias"]))
     span = g["drelative_bias"].shape[1]
     align, lengths = options.get("align", "bottom_right"), options.get("key_lengths")
     for b, h, kv, before, s, slope, z in _heads(q, k, v, scale=scale, **options):
@@ -224,9 +226,8 @@ def _dense_backward(do, dlse, q, k, v, *, sinks, scale=None, **options):
         ds = P * (dP - (dP * P).sum(1, keepdims=True)) + P * (dlogit + dlse[b, h, rows, None])
         g["dbias"][b, h, rows] = ds
         g["dalibi"][b, h] = -(ds * np.abs(before)).sum()
-        if options.get("relative_bias") is not None:
-            inside = (before >= 0) & (before < span)
-            np.add.at(g["drelative_bias"][h], before[inside], ds[inside])
+        inside = (before >= 0) & (before < span)
+        np.add.at(g["drelative_bias"][h], before[inside], ds[inside])
         start = {"bottom_right": k.shape[1] - Tq, "top_left": 0}[align] if isinstance(align, str) else int(align[b])
         last = k.shape[1] if lengths is None else int(lengths[b])
         g["dlog_decay"][b, :, h] = np.einsum("ij,ijs->s", ds, crosses(start + rows, k.shape[1], last))
