@@ -276,6 +276,11 @@ std::vector<Divided> Divide(const Context& ctx, const Candidate& candidate, Purp
     if (trains) divided.backward = traffic(Pass::kBackward);
     divided.communication_seconds = divided.forward.Seconds(cluster) + divided.backward.Seconds(cluster);
     divided.computation_seconds = seconds * WorkShare(method, division, sizes.Tk, ranks);
+    if (method == DividedMethod::kRing && cluster.overlaps) {
+      const double parts = static_cast<double>(ranks);
+      divided.overlapped_seconds =
+          std::min(divided.communication_seconds, divided.computation_seconds * (parts - 1) / parts);
+    }
     divided.memory_bytes = MemoryOf(method, ctx, candidate, trains, sizes, kept, division, ranks);
   }
   return predictions;

@@ -24,6 +24,9 @@ struct Cluster {
   int64_t ranks = 1;              // 1 to kMostRanks
   double bandwidth = kBandwidth;  // bytes per second that a rank receives, above 0
   double latency = kLatency;      // seconds per message, 0 or more
+  // True if messages of a ring move while ranks compute, as those of heed.torch, MPI and mpi4py do. A transport without
+  // `start` and `finish` (heed/distributed/group.h) moves them between the steps.
+  bool overlaps = true;
 };
 
 // The methods by which ranks divide a call: attention has the first four, mechanisms with states the last two.
@@ -98,17 +101,20 @@ struct Divided {
   std::string method;
   Traffic forward, backward;  // `backward` in training
   double communication_seconds = 0, computation_seconds = 0;
+  // Seconds in which a ring does both. At each of its R steps a rank computes a part, and at all but the last it
+  // receives the next: at most (R - 1) / R of the computation overlaps.
+  double overlapped_seconds = 0;
   // The rank with most tokens has its part of the arguments, workspace and state, and what it receives and keeps during
   // the call: keys and values of all ranks (all_gather), all tokens of its heads (ulysses), a second part of keys and
   // values (ring), the summaries of all segments and the states before them (composed), the states before its part
   // (relay). Training adds gradients of these. Buffers of single messages are not counted.
   double memory_bytes = 0;
-  double seconds() const { return communication_seconds + computation_seconds; }
+  double seconds() const { return communication_seconds + computation_seconds - overlapped_seconds; }
 };
 
 // Predictions for a candidate whose call on one process takes `seconds`, the first one by the method that heed.torch
-// chooses: ulysses where R divides the heads of q and of k, else all_gather; composed for states. Communication is
-// assumed not to overlap with computation. One rank is one process: nothing is sent. Throws Unsupported, with the
+// chooses: ulysses where R divides the heads of q and of k, else all_gather; composed for states. Communication
+// overlaps with computation in rings alone. One rank is one process: nothing is sent. Throws Unsupported, with the
 // reason, for a candidate that a group refuses.
 std::vector<Divided> Divide(const Context& ctx, const Candidate& candidate, Purpose purpose, const Sizes& sizes,
                             double kept, double seconds, const Cluster& cluster);

@@ -142,6 +142,27 @@ TEST(DividedTest, ComposedSummariesTakeTwiceTheWorkUnlessThereIsOneSegment) {
   EXPECT_EQ(StateTraffic(Method::kComposed, Pass::kForward, {100, 100, 100}, 1, 2).bytes, 0);
 }
 
+// A fast cluster hides all messages behind a part's computation, and a slow one all computation but the last part.
+TEST(DividedTest, ARingOverlapsInAllStepsButTheLast) {
+  const Context ctx(1);
+  const auto candidate = std::move(AttentionOf(Purpose::kTraining, {}).at(0));
+  const auto ring = [&](double bandwidth, bool overlaps) {
+    const Cluster cluster = {.ranks = 4, .bandwidth = bandwidth, .latency = 1e-3, .overlaps = overlaps};
+    for (Divided& divided : Divide(ctx, *candidate, Purpose::kTraining, kSizes, 1, 8, cluster)) {
+      if (divided.method == "ring") return divided;
+      EXPECT_EQ(divided.seconds(), divided.communication_seconds + divided.computation_seconds) << divided.method;
+    }
+    throw InternalError("ring");
+  };
+  const Divided fast = ring(1e9, true), slow = ring(1e6, true), alone = ring(1e9, false);
+  EXPECT_LT(fast.communication_seconds, 1.5);
+  EXPECT_DOUBLE_EQ(fast.computation_seconds, 2);
+  EXPECT_DOUBLE_EQ(fast.seconds(), 2);
+  EXPECT_GT(slow.communication_seconds, 1.5);
+  EXPECT_DOUBLE_EQ(slow.seconds(), slow.communication_seconds + 0.5);
+  EXPECT_DOUBLE_EQ(alone.seconds(), alone.communication_seconds + 2);
+}
+
 TEST(DividedTest, MethodsAreThoseOfHeedTorch) {
   const Context ctx(1);
   attention::Options exact;
