@@ -119,6 +119,7 @@ class Layer {
                                .dbias = {},
                                .dsinks = {},
                                .dalibi = {},
+                               .drelative_bias = {},
                                .dlog_decay = {}});
     MultiplyBackward(x_, qkv_, kWidth, 3 * kWidth, d_rows, dx);
     return dx;

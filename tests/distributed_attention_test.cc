@@ -123,9 +123,16 @@ Results Single(const Call& c) {
   Context ctx(1);
   const Options options = WithTensors(c);
   attention::Forward(ctx, {c.q.view(), c.k.view(), c.v.view()}, options, {r.o.view(), r.lse.view()});
-  attention::Backward(
-      ctx, {c.q.view(), c.k.view(), c.v.view(), r.o.view(), r.lse.view(), c.d_o.view(), c.d_lse.view()}, options,
-      {r.dq.view(), r.dk.view(), r.dv.view(), r.dbias.view(), r.dsinks.view(), r.dalibi.view(), r.dlog_decay.view()});
+  attention::Backward(ctx, {c.q.view(), c.k.view(), c.v.view(), r.o.view(), r.lse.view(), c.d_o.view(), c.d_lse.view()},
+                      options,
+                      {r.dq.view(),
+                       r.dk.view(),
+                       r.dv.view(),
+                       r.dbias.view(),
+                       r.dsinks.view(),
+                       r.dalibi.view(),
+                       {},
+                       r.dlog_decay.view()});
   return r;
 }
 
@@ -188,8 +195,14 @@ Results Divided(const Call& c, const Ranges& ranges, AttentionOptions given, boo
         ctx, group,
         {here.q.view(), here.k.view(), here.v.view(), r.o.view(), r.lse.view(), here.d_o.view(), here.d_lse.view()},
         options,
-        {r.dq.view(), r.dk.view(), r.dv.view(), r.dbias.view(), dsinks[static_cast<size_t>(group.rank())].view(),
-         dalibi[static_cast<size_t>(group.rank())].view(), r.dlog_decay.view()},
+        {r.dq.view(),
+         r.dk.view(),
+         r.dv.view(),
+         r.dbias.view(),
+         dsinks[static_cast<size_t>(group.rank())].view(),
+         dalibi[static_cast<size_t>(group.rank())].view(),
+         {},
+         r.dlog_decay.view()},
         how);
     Put(r.o, tokens, own, whole.o);
     Put(r.lse, tokens + 1, own, whole.lse);

@@ -28,7 +28,7 @@ struct Training {
   void Run(Context& ctx, const attention::Inputs& in, const attention::Options& options) const {
     attention::Forward(ctx, in, options, {o.view(), lse.view()});
     attention::Backward(ctx, {in.q, in.k, in.v, o.view(), lse.view(), d_o.view(), {}}, options,
-                        {dq.view(), dk.view(), dv.view(), {}, {}, {}, {}});
+                        {dq.view(), dk.view(), dv.view(), {}, {}, {}, {}, {}});
   }
 };
 
@@ -124,7 +124,7 @@ double PassesWorkspace(const Context& ctx, Purpose purpose, const attention::Inp
   int64_t bytes = attention::Workspace(ctx, in, options);
   if (purpose == Purpose::kTraining) {
     const auto like = [](const ConstTensorView& x) { return TensorView(nullptr, x.dtype(), x.sizes()); };
-    const attention::Gradients gradients = {like(in.q), like(in.k), like(in.v), {}, {}, {}, {}};
+    const attention::Gradients gradients = {like(in.q), like(in.k), like(in.v), {}, {}, {}, {}, {}};
     bytes = std::max(bytes, attention::BackwardWorkspace(ctx, {in.q, in.k, in.v, {}, {}, {}, {}}, options, gradients));
   }
   return static_cast<double>(bytes);

@@ -526,6 +526,7 @@ void Backward(Context& ctx, const Group& group, const attention::BackwardInputs&
                          {},
                          {},
                          {},
+                         {},
                          NoRows(out.dlog_decay, out.dlog_decay.rank() - 2)});
     std::string text;
     for (const auto& [name, t] : {std::pair<const char*, ConstTensorView>("d_lse", in.d_lse),
@@ -579,13 +580,18 @@ void Backward(Context& ctx, const Group& group, const attention::BackwardInputs&
     std::vector<Owned> terms;
     for (const TensorView& sum : sums) terms.push_back(term(sum));
     const auto to = [&](size_t i) { return begun ? terms[i].view() : sums[i]; };
-    attention::Backward(
-        ctx,
-        {Tokens(in.q, first, end), k.view(), v.view(), Tokens(in.o, first, end), LseOf(in.lse, first, end),
-         Tokens(in.d_o, first, end), LseOf(in.d_lse, first, end)},
-        of_rows,
-        {Tokens(out.dq, first, end), to(0), to(1),
-         bias_of_rows ? SliceUnlessOne(out.dbias, 2, first, range.size()) : to(3), to(4), to(5), to(2)});
+    attention::Backward(ctx,
+                        {Tokens(in.q, first, end), k.view(), v.view(), Tokens(in.o, first, end),
+                         LseOf(in.lse, first, end), Tokens(in.d_o, first, end), LseOf(in.d_lse, first, end)},
+                        of_rows,
+                        {Tokens(out.dq, first, end),
+                         to(0),
+                         to(1),
+                         bias_of_rows ? SliceUnlessOne(out.dbias, 2, first, range.size()) : to(3),
+                         to(4),
+                         to(5),
+                         {},
+                         to(2)});
     for (size_t i = 0; begun && i < sums.size(); ++i) {
       if (sums[i].present()) Add(terms[i].view(), sums[i]);
     }

@@ -136,7 +136,7 @@ attention::BackwardProblem CheckedBackward(const char* op, const Call& c, const 
   }
   attention::BackwardProblem b =
       attention::CheckedBackward(op, {in.q, in.k, in.v, in.o, in.lse, in.d_o, in.d_lse}, c.options,
-                                 {out.dq, out.dk, out.dv, {}, {}, {}, {}}, data ? Use::kForward : Use::kExplain);
+                                 {out.dq, out.dk, out.dv, {}, {}, {}, {}, {}}, data ? Use::kForward : Use::kExplain);
   attention::PlacePattern(op, c.options.pattern, /*to_lengths=*/false, &b.problem);
   mechanism::Apart apart = Reads(in, options);
   for (const auto& [name, view] : {std::pair{"dq", out.dq},
@@ -257,10 +257,10 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
       Clear(out.dqg);
       tokens.rows.PutBack(memory.dq, RowsOf(c, out.dqg), all.dtype, all.depth);
     }
-    if (packed) attention::ClearSurplusRows(tokens.problem, {{}, out.dkg, out.dvg, {}, {}, {}, {}});
+    if (packed) attention::ClearSurplusRows(tokens.problem, {{}, out.dkg, out.dvg, {}, {}, {}, {}, {}});
   }
   kernel.backward(ctx, all, b.gradients);
-  if (packed) attention::ClearSurplusRows(all, {out.dq, out.dk, out.dv, {}, {}, {}, {}});
+  if (packed) attention::ClearSurplusRows(all, {out.dq, out.dk, out.dv, {}, {}, {}, {}, {}});
 }
 
 int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {

@@ -116,7 +116,7 @@ TEST(LongformerTest, SharedProjectionsAreAttentionWithThePatternBitForBit) {
     Context ctx(1);
     attention::Forward(ctx, {g.q.view(), g.k.view(), g.v.view()}, options, {g.o.view(), g.lse.view()});
     attention::Backward(ctx, {g.q.view(), g.k.view(), g.v.view(), g.o.view(), g.lse.view(), g.d_o.view(), {}}, options,
-                        {g.dq.view(), g.dk.view(), g.dv.view(), {}, {}, {}, {}});
+                        {g.dq.view(), g.dk.view(), g.dv.view(), {}, {}, {}, {}, {}});
     for (size_t i = 0; i < 5; ++i)
       EXPECT_TRUE(SameBits(f.results()[i].view(), g.results()[i].view())) << Name(dtype) << i;
   }

@@ -222,7 +222,7 @@ void BackwardReference(const BackwardInputs& in, const Options& options, const G
     const TensorView of_q = Zeros(parts, DType::kF64, SizesOf(of.q)), of_k = Zeros(parts, DType::kF64, SizesOf(of.k));
     const TensorView of_v = Zeros(parts, DType::kF64, SizesOf(of.v)), o = Zeros(parts, DType::kF64, SizesOf(in.d_o));
     attention::Reference({of.q, of.k, of.v}, parts.options[c], {o, {}});
-    attention::BackwardReference(of, parts.options[c], {of_q, of_k, of_v, {}, {}, {}, {}});
+    attention::BackwardReference(of, parts.options[c], {of_q, of_k, of_v, {}, {}, {}, {}, {}});
     ForElements(o, [&](int64_t b, int64_t i, int64_t h, int64_t e) {
       const double x = ElementAt(in.d_o, {b, i, h, e}) * ElementAt(o, {b, i, h, e});
       SetElementAt(dgates, {b, i, h, c}, ElementAt(dgates, {b, i, h, c}) + x);

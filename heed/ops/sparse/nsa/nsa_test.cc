@@ -342,7 +342,7 @@ TEST(NsaTest, WorkspaceCountsWhatIsNotAskedFor) {
   window.window.left = f.options.window - 1;
   const int64_t of_window =
       attention::BackwardWorkspace(ctx, {f.q.view(), f.k.view(), f.v.view(), {}, {}, {}, {}}, window,
-                                   {f.dq.view(), f.dk.view(), f.dv.view(), {}, {}, {}, {}});
+                                   {f.dq.view(), f.dk.view(), f.dv.view(), {}, {}, {}, {}, {}});
   EXPECT_GE(BackwardWorkspace(ctx, f.backward_inputs(), f.options, f.gradients()),
             rows * (2 * 24 + 16) * 4 + of_window);
 }
