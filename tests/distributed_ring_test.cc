@@ -118,7 +118,7 @@ struct Part {
   void Backward(Context& ctx, const Group& group, const attention::Options& options,
                 const AttentionOptions& how) const {
     distributed::Backward(ctx, group, {q.view(), k.view(), v.view(), o.view(), lse.view(), d_o.view(), {}}, options,
-                          {dq.view(), dk.view(), dv.view(), {}, {}, {}, {}}, how);
+                          {dq.view(), dk.view(), dv.view(), {}, {}, {}, {}, {}}, how);
   }
   Buffer q, k, v, d_o, o, lse, dq, dk, dv;
 };

@@ -196,7 +196,7 @@ TEST(DividedBytesTest, AttentionReceivesWhatIsPredicted) {
           most.forward[rank] = counted.Take();
           distributed::Backward(ctx, group,
                                 {own_q.view(), own_k.view(), own_v.view(), o.view(), lse.view(), own_d_o.view(), {}},
-                                options, {dq.view(), dk.view(), dv.view(), {}, {}, {}, {}}, how);
+                                options, {dq.view(), dk.view(), dv.view(), {}, {}, {}, {}, {}}, how);
           most.backward[rank] = counted.Take();
         }));
         for (const Pass pass : {Pass::kForward, Pass::kBackward}) {

@@ -202,9 +202,9 @@ void BackwardReference(const BackwardInputs& in, const Options& options, const G
     }
   }
   attention::CheckedBackward(kOp, {in.q, in.k, in.v, {}, {}, in.d_o, in.d_lse}, call.options,
-                             {out.dq, out.dk, out.dv, {}, {}, {}, {}}, attention::Use::kReference);
+                             {out.dq, out.dk, out.dv, {}, {}, {}, {}, {}}, attention::Use::kReference);
   Halves halves = HalvesOf(in, options);
-  attention::BackwardReference(halves.all.in, halves.all.options, {out.dq, out.dk, out.dv, {}, {}, {}, {}});
+  attention::BackwardReference(halves.all.in, halves.all.options, {out.dq, out.dk, out.dv, {}, {}, {}, {}, {}});
   if (!in.qg.present()) return;
   const TensorView dq = Zeros(halves, DType::kF64, SizesOf(halves.tokens.in.q));
   attention::BackwardReference(halves.tokens.in, halves.tokens.options, {dq, out.dkg, out.dvg, {}, {}, {}, {}});
