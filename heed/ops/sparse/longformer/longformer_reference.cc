@@ -207,7 +207,7 @@ void BackwardReference(const BackwardInputs& in, const Options& options, const G
   attention::BackwardReference(halves.all.in, halves.all.options, {out.dq, out.dk, out.dv, {}, {}, {}, {}, {}});
   if (!in.qg.present()) return;
   const TensorView dq = Zeros(halves, DType::kF64, SizesOf(halves.tokens.in.q));
-  attention::BackwardReference(halves.tokens.in, halves.tokens.options, {dq, out.dkg, out.dvg, {}, {}, {}, {}});
+  attention::BackwardReference(halves.tokens.in, halves.tokens.options, {dq, out.dkg, out.dvg, {}, {}, {}, {}, {}});
   if (!out.dqg.present()) return;
   const int r = out.dqg.rank();
   ForRows(out.dqg, [&](int64_t b, int64_t t) {
