@@ -440,7 +440,7 @@ void SummaryPasses::ComputeTransitions(const ForwardPass& forward) {
 
 namespace {
 
-// Where the keys that are written depend on A or on the angle before a segment, it is no map of states.
+// A segment is no map of states if the keys that it writes depend on A or on the angle before it.
 void CheckIsAMap(const char* op, const Table& table) {
   if (table.Has(Role::kCurvatureRate)) throw Unsupported(std::string(op) + ": what is written depends on A");
   if (table.Has(Role::kAngleRate)) throw Unsupported(std::string(op) + ": what is written depends on the angle");

@@ -7,7 +7,7 @@ from mechanisms import (STEPS, DESCRIPTIONS, INPUTS, NAMES, WITH_STATE, argument
 import heed
 
 GATED = [name for name in NAMES if "k" in INPUTS[name] and not DESCRIPTIONS[name]["channels"]
-         and {"log_decay", "beta"} & set(INPUTS[name]) and "beta_A" not in INPUTS[name]]
+         and {"log_decay", "beta"} & set(INPUTS[name]) and not {"beta_A", "theta"} & set(INPUTS[name])]
 DELTA = [name for name in NAMES if {"beta", "erase", "a"} & set(INPUTS[name])]
 rng = np.random.default_rng(5)
 

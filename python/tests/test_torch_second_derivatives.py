@@ -15,7 +15,7 @@ from heed.torch._mechanisms import mechanisms  # noqa: E402
 
 SIZES = {"B": 2, "T": 5, "H": 1, "HV": 2, "K": 2, "V": 3, "R": 3, "C": 7, "M": 4, "D": 2, "n": 2, "P": 3, "G": 1,
          "N": 2, "W": 3, "L": 3, "d": 2, "2": 2}
-OWN = {"rwkv4": {"C": 3}, "ssd": {"H": 2}}
+OWN = {"rwkv4": {"C": 3}, "ssd": {"H": 2}, "mamba3": {"K": 5, "P": 2, "R": 2}}
 SEQUENCES = {
     "whole": {}, "one empty": {"lengths": [5, 0], "starts": [2, 0]}, "reverse": {"reverse": True},
     "reverse, starts": {"reverse": True, "lengths": [4, 3], "starts": [1, 2]}, "packed": {"cu_seqlens": [0, 3, 3, 5]},

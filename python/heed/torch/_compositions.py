@@ -314,7 +314,7 @@ def _mamba3(t: SimpleNamespace, S: Any, angle: Any, k_before: Any, v_before: Any
     written = (gamma + after)[:, :, None, :, None] * t.v
     g = F.pad(at_most_0(t.log_decay)[:, :, None], (0, 0, 0, R - 1)).flatten(1, 2)
     read, S = o.scan.of_steps(R).gla(scale * q.flatten(1, 2), k.flatten(1, 2), written.flatten(1, 2), g, None, S)
-    # Of the own token, a read has the writes up to its own with gamma + after instead of gamma, and no later ones.
+    # A read has the writes of its own token up to itself with gamma + after instead of gamma, and no later ones.
     up_to = torch.ones(R, R, dtype=q.dtype, device=q.device).tril()
     factor = gamma[..., None, None] * (1 - up_to) - after[..., None, None] * up_to
     own = torch.einsum("strhk,stuhk,sthru,stuhv->strhv", q, k, factor, t.v)

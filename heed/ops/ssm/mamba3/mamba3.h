@@ -97,8 +97,8 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //
 // dq and dk are then rotated back; they are summed over the value heads of a key head, and those of biases over tokens
 // and sequences. The gradient of an initial angle is dangle_1, and the reduction of angles modulo 2 pi is a constant.
-// Precision and reproducibility as above. Cost: 14 R K V flops per token and value head. States before each block of 64
-// tokens are stored for two heads per thread, the rest is recomputed. Throws as Forward.
+// Precision and reproducibility as above. Cost: 14 R K V flops per token and value head. States before each block of
+// 128 tokens are stored for two heads per thread, the rest is recomputed. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
@@ -116,8 +116,8 @@ HEED_API void ApplyBackward(const Summary& segment, const State& before, const S
 // Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64, and K, V rounded up to whole
 // vectors, at most
 //
-//   forward   threads E (3 K V + 64 R (9 K + 9 V)) + E HV R K + a few KiB
-//   backward  threads E ((2 ceil(T / 64) + R + 9) K V + 64 R (21 K + 18 V)) + 6 E HV R K + a few KiB
+//   forward   threads E (3 K V + 128 R (9 K + 9 V)) + E HV R K + a few KiB
+//   backward  threads E ((2 ceil(T / 128) + R + 9) K V + 128 R (21 K + 18 V)) + 6 E HV R K + a few KiB
 //             + [HV > 2 H threads] 2 E T R K
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);

@@ -22,7 +22,7 @@
 
 namespace heed::mamba3 {
 
-inline constexpr int64_t kBlock = 64;  // tokens
+inline constexpr int64_t kBlock = 128;  // tokens, a multiple of those of the engine's blocks
 
 struct Unit {
   int64_t sequence, batch, head;

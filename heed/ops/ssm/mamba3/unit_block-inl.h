@@ -19,6 +19,7 @@
 #include "heed/ops/ssm/mamba3/mamba3_kernels_internal.h"
 #include "heed/simd/convert-inl.h"
 #include "heed/simd/math-inl.h"
+#include "hwy/cache_control.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 
@@ -102,6 +103,14 @@ HWY_INLINE hn::Vec<D> RotatedBack(D d, hn::Vec<D> x, const T* rotation, int64_t 
   return hn::NegMulAdd(hn::Reverse2(d, x), hn::Load(d, rotation + half), hn::Mul(x, hn::Load(d, rotation)));
 }
 
+// Rows of one head are far apart, so that they are prefetched some tokens ahead.
+constexpr int64_t kAhead = 8;
+
+template <class S>
+HWY_INLINE void PrefetchRow(const S* row, int64_t size) {
+  for (int64_t i = 0; i < size; i += 64 / static_cast<int64_t>(sizeof(S))) hwy::Prefetch(row + i);
+}
+
 template <class T>
 HWY_INLINE T DotOf(const T* a, const T* b, int64_t size) {
   const hn::ScalableTag<T> d;
@@ -154,6 +163,13 @@ class UnitBlock {
     hs::WithStorage<T>(e_.in.q.dtype(), [&](auto stored) HWY_ATTR {
       using S = decltype(stored);
       for (int64_t t = 0; t < n_; ++t) {
+        if (t + kAhead < n_) {
+          PrefetchRows<S>(e_.in.v, t + kAhead);
+          const void* theta = e_.in.theta.data();
+          const int64_t at = OffsetOf(e_.in.theta, u_, Token(t + kAhead));
+          const auto size = static_cast<int64_t>(SizeOf(e_.in.theta.dtype()));
+          PrefetchRow(static_cast<const char*>(theta) + at * size, e_.P * size);
+        }
         T* rotation = backward ? Rotation(t) : scratch.rotation;
         Rotate(Token(t), delta[t], angle, scratch.angles, rotation);
         for (int64_t r = 0; r < e_.R; ++r) {
@@ -182,6 +198,7 @@ class UnitBlock {
       using S = decltype(stored);
       for (int64_t t = 0; t < n_; ++t) {
         const T gamma = OfToken(e_.gamma)[t], beta = OfToken(e_.beta)[t];
+        if (t + kAhead < n_) PrefetchRows<S>(e_.o, t + kAhead);
         for (int64_t r = 0; r < e_.R; ++r) {
           S* to = RowOf<S>(e_.o, u_, Token(t), r, u_.head);
           const T *from = ValueRow(e_.o_rows, t, r), *dots = Dots(t) + r * e_.R;
@@ -202,6 +219,7 @@ class UnitBlock {
     hs::WithStorage<T>(e_.in.q.dtype(), [&](auto stored) HWY_ATTR {
       using S = decltype(stored);
       for (int64_t t = 0; t < n_; ++t) {
+        if (t + kAhead < n_) PrefetchRows<S>(e_.d_o, t + kAhead);
         for (int64_t r = 0; r < e_.R; ++r) {
           const S* from = RowOf<S>(e_.d_o, u_, Token(t), r, u_.head);
           T* to = ValueRow(e_.d_o_rows, t, r);
@@ -311,6 +329,11 @@ class UnitBlock {
   T* Dots(int64_t t) const { return As<T>(e_.dots) + (unit_ * kBlock + t) * e_.R * e_.R; }
   T* Rotation(int64_t t) const { return As<T>(e_.rotation) + (unit_ * kBlock + t) * 4 * e_.angle_row; }
 
+  template <class S>
+  HWY_INLINE void PrefetchRows(const ConstTensorView& of, int64_t t) const {
+    for (int64_t r = 0; r < e_.R; ++r) PrefetchRow(RowOf<S>(of, u_, Token(t), r, u_.head), e_.V);
+  }
+
   // delta of the tokens; gamma, beta, weights and log decays of the rows.
   HWY_ATTR void Gates(T* delta, bool backward) const {
     HWY_ALIGN T trap[kBlock + kLanes] = {}, lambda[kBlock + kLanes], rest[kBlock + kLanes];
@@ -403,6 +426,7 @@ class UnitBlock {
     auto of_weight = hn::Zero(d_);
     hs::WithStorage<T>(e_.in.q.dtype(), [&](auto stored) HWY_ATTR {
       using S = decltype(stored);
+      if (t >= kAhead && e_.gradients.v.present()) PrefetchRows<S>(e_.gradients.v, t - kAhead);
       for (int64_t r = 0; r < e_.R; ++r) {
         const T *dv = ValueRow(e_.dv, t, r), *v = ValueRow(e_.v, t, r);
         S* to = e_.gradients.v.present() ? RowOf<S>(e_.gradients.v, u_, Token(t), r, u_.head) : nullptr;
