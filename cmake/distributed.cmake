@@ -25,7 +25,13 @@ set_target_properties(heed_distributed PROPERTIES
   VERIFY_INTERFACE_HEADER_SETS ${HEED_BUILD_TESTS}
   INTERFACE_HEADER_SETS_TO_VERIFY HEADERS)
 if(BUILD_SHARED_LIBS)
-  heed_add_distributed(heed_distributed_internal heed_internal STATIC EXCLUDE_FROM_ALL)
+  if(WIN32)  # where calls of a shared library are compiled differently
+    heed_add_distributed(heed_distributed_internal heed_internal STATIC EXCLUDE_FROM_ALL)
+  else()
+    add_library(heed_distributed_internal STATIC EXCLUDE_FROM_ALL $<TARGET_OBJECTS:heed_distributed>)
+    set_target_properties(heed_distributed_internal PROPERTIES LINKER_LANGUAGE CXX)
+    target_link_libraries(heed_distributed_internal PUBLIC heed_internal)
+  endif()
   if(UNIX AND NOT APPLE)
     set(map ${CMAKE_CURRENT_LIST_DIR}/libheed.map)
     target_link_options(heed_distributed PRIVATE LINKER:--version-script=${map})

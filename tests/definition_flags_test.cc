@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <regex>
 #include <span>
@@ -200,32 +201,33 @@ void Loosen(mechanism::Mechanism& m) {
   m.backward_reference = loosened(m.backward_reference, true);
 }
 
-template <class Structs, class Own>
-mechanism::CaseFunctions<Structs, Own> FunctionsOf(const mechanism::Functions<Structs, Own>& own) {
-  mechanism::CaseFunctions<Structs, Own> f;
-  f.explain = own.explain;
-  f.backward_workspace = own.backward_workspace;
-  f.reference = own.reference;
-  f.backward_reference = own.backward_reference;
-  return f;
+// The problems' kernels become the passes of an engine with the definition `d`.
+template <class Definition, class Own>
+void UsePasses(const Definition& d, const Own& own, bool has_step, mechanism::Mechanism& m) {
+  using Passes = mechanism::Passes<Definition>;
+  const auto table = std::make_shared<const mechanism::Mechanism>(m);
+  const auto with = [own](const mechanism::Problem& p) { return mechanism::With(own, p.options); };
+  m.forward = [=](Context& ctx, const mechanism::Problem& p, mechanism::Views views) {
+    Passes::Forward("forward", ctx, d, ArgumentsOf(p), with(p), ForwardResults(*table, p, views));
+  };
+  m.backward = [=](Context& ctx, const mechanism::Problem& p, mechanism::Views views) {
+    Passes::Backward("backward", ctx, d, ArgumentsOf(p), with(p), BackwardResults(*table, p, views));
+  };
+  if (!has_step) return;
+  m.step = [=](Context& ctx, const mechanism::Problem& p, mechanism::Views views) {
+    mechanism::ResultViews out = ForwardResults(*table, p, views);
+    out.o = mechanism::WithoutTokens(table->o_axes, out.o);
+    const mechanism::TokenArguments token(*table, p);
+    Passes::Step("step", ctx, d, {.tensors = token.tensors}, with(p), out);
+  };
 }
 
 template <class Structs, class Own>
 Subject<recurrent::Definition> Recurrence(const std::string& name, const recurrent::Definition& definition,
-                                          const Own& own, const mechanism::Functions<Structs, Own>& functions) {
-  using Of = mechanism::Lists<Structs>;
+                                          const Own& own, const mechanism::CaseFunctions<Structs, Own>& functions) {
   const auto problem = [=](const recurrent::Definition& d, const recurrent::Definition& of_problems, uint64_t seed) {
-    mechanism::CaseFunctions<Structs, Own> f = FunctionsOf(functions);
-    f.forward = [d](Context& ctx, const auto& in, const Own& with, const auto& out) {
-      recurrent::Passes::Forward("forward", ctx, d, Of::Of(in), with, Of::Of(out));
-    };
-    f.backward = [d](Context& ctx, const auto& in, const Own& with, const auto& out) {
-      recurrent::Passes::Backward("backward", ctx, d, Of::Of(in), with, Of::Of(out));
-    };
-    f.step = [d](Context& ctx, const auto& in, const Own& with, const auto& state, const TensorView& o) {
-      recurrent::Passes::Step("step", ctx, d, {mechanism::Members(in)}, with, {o, mechanism::Members(state)});
-    };
-    recurrent::Mechanism m = recurrent::Bound<Structs, Own>(name, of_problems, own, f);
+    recurrent::Mechanism m = recurrent::Bound<Structs, Own>(name, of_problems, own, functions);
+    UsePasses(d, own, true, m.of_problems);
     Loosen(m.of_problems);
     return recurrent::RandomCase(m, DType::kF64, seed);
   };
@@ -234,22 +236,10 @@ Subject<recurrent::Definition> Recurrence(const std::string& name, const recurre
 
 template <class Structs, class Own>
 Subject<scanning::Definition> Scan(const std::string& name, const scanning::Definition& definition, const Own& own,
-                                   const mechanism::Functions<Structs, Own>& functions) {
-  using Of = mechanism::Lists<Structs>;
+                                   const mechanism::CaseFunctions<Structs, Own>& functions) {
   const auto problem = [=](const scanning::Definition& d, const scanning::Definition& of_problems, uint64_t seed) {
-    mechanism::CaseFunctions<Structs, Own> f = FunctionsOf(functions);
-    f.forward = [d](Context& ctx, const auto& in, const Own& with, const auto& out) {
-      scanning::Passes::Forward("forward", ctx, d, Of::Of(in), with, Of::Of(out));
-    };
-    f.backward = [d](Context& ctx, const auto& in, const Own& with, const auto& out) {
-      scanning::Passes::Backward("backward", ctx, d, Of::Of(in), with, Of::Of(out));
-    };
-    if (d.has_state()) {
-      f.step = [d](Context& ctx, const auto& in, const Own& with, const auto& state, const TensorView& o) {
-        scanning::Passes::Step("step", ctx, d, {mechanism::Members(in)}, with, {o, mechanism::Members(state)});
-      };
-    }
-    scanning::Mechanism m = scanning::Bound<Structs, Own>(name, of_problems, own, f);
+    scanning::Mechanism m = scanning::Bound<Structs, Own>(name, of_problems, own, functions);
+    UsePasses(d, own, d.has_state(), m.of_problems);
     Loosen(m.of_problems);
     return scanning::RandomCase(m, DType::kF64, seed);
   };
@@ -257,10 +247,10 @@ Subject<scanning::Definition> Scan(const std::string& name, const scanning::Defi
 }
 
 // Steps are made from definitions, so that the functions of all mechanisms have one form here.
-#define HEED_SUBJECT(kind, name, own, text)                                                                      \
-  kind<name::Structs, name::Options>(#name text, name::DefinitionOf(own), own,                                   \
-                                     {&name::Forward, &name::Backward, &name::Explain, &name::BackwardWorkspace, \
-                                      &name::Reference, &name::BackwardReference})
+#define HEED_SUBJECT(kind, name, own, text)                                                                       \
+  kind<name::Structs, name::Options>(#name text, name::DefinitionOf(own), own,                                    \
+                                     {{&name::Forward, &name::Backward, &name::Explain, &name::BackwardWorkspace, \
+                                       &name::Reference, &name::BackwardReference}})
 
 // Problems have all tensors: the decays that retention has by default are not the engine's.
 recurrent::Definition AllGiven(recurrent::Definition definition) {

@@ -291,22 +291,22 @@ struct Functions {
   using BackwardInputs = typename Structs::BackwardInputs;
   using Outputs = typename Structs::Outputs;
   using Gradients = typename Structs::Gradients;
-
-  std::function<void(Context&, const Inputs&, const Options&, const Outputs&)> forward;
-  std::function<void(Context&, const BackwardInputs&, const Options&, const Gradients&)> backward;
-  std::function<Explanation(const Context&, const Inputs&, const Options&)> explain;
-  std::function<int64_t(const Context&, const Inputs&, const Options&)> backward_workspace = {};
-  std::function<void(const Inputs&, const Options&, const Outputs&)> reference = {};
-  std::function<void(const BackwardInputs&, const Options&, const Gradients&)> backward_reference = {};
-  std::function<void(Context&, const typename Structs::StepInputs&, const Options&, const typename Structs::State&,
-                     const TensorView&)>
-      step = {};  // null without a state, like the others below
+  using StepInputs = typename Structs::StepInputs;
   using Summary = typename Structs::Summary;
   using State = typename Structs::State;
-  std::function<void(Context&, const Inputs&, const Options&, const Summary&)> summarize = {};
-  std::function<void(const Summary&, const Summary&, const Summary&)> compose = {};
-  std::function<void(const Summary&, const State&, const State&)> apply = {};
-  std::function<void(const Summary&, const State&, const State&, const State&)> apply_backward = {};
+
+  void (*forward)(Context&, const Inputs&, const Options&, const Outputs&);
+  void (*backward)(Context&, const BackwardInputs&, const Options&, const Gradients&);
+  Explanation (*explain)(const Context&, const Inputs&, const Options&);
+  int64_t (*backward_workspace)(const Context&, const Inputs&, const Options&) = nullptr;
+  void (*reference)(const Inputs&, const Options&, const Outputs&) = nullptr;
+  void (*backward_reference)(const BackwardInputs&, const Options&, const Gradients&) = nullptr;
+  // Null without a state, like those below.
+  void (*step)(Context&, const StepInputs&, const Options&, const State&, const TensorView&) = nullptr;
+  void (*summarize)(Context&, const Inputs&, const Options&, const Summary&) = nullptr;
+  void (*compose)(const Summary&, const Summary&, const Summary&) = nullptr;
+  void (*apply)(const Summary&, const State&, const State&) = nullptr;
+  void (*apply_backward)(const Summary&, const State&, const State&, const State&) = nullptr;
 
   void Forward(Context& ctx, const Arguments& in, const Options& options, const Results& out) const {
     forward(ctx, Of::InputsOf(in), options, Of::OutputsOf(out));

@@ -174,6 +174,52 @@ TensorCall CallOn(const Mechanism& m, Use use, const Context& ctx, const TensorM
 
 }  // namespace
 
+void Bind(std::span<const Tensor> tensors, std::span<const StateTensor> states, const char* o_axes,
+          const std::shared_ptr<const Calls>& calls, Mechanism& m) {
+  m.tensors.assign(tensors.begin(), tensors.end());
+  m.states.assign(states.begin(), states.end());
+  m.o_axes = o_axes;
+  const auto table = std::make_shared<const Mechanism>(m);  // without functions
+  m.forward = [=](Context& ctx, const Problem& p, Views views) {
+    calls->Forward(ctx, ArgumentsOf(p), p.options, ForwardResults(*table, p, views));
+  };
+  m.backward = [=](Context& ctx, const Problem& p, Views views) {
+    calls->Backward(ctx, ArgumentsOf(p), p.options, BackwardResults(*table, p, views));
+  };
+  m.reference = [=](const Problem& p, Views expected, Views tolerance) {
+    const ResultViews of_expected = ForwardResults(*table, p, expected);
+    if (tolerance.empty()) return calls->Reference(ArgumentsOf(p), p.options, of_expected, nullptr);
+    const ResultViews of_tolerance = ForwardResults(*table, p, tolerance);
+    const Results tolerances = of_tolerance;
+    calls->Reference(ArgumentsOf(p), p.options, of_expected, &tolerances);
+  };
+  m.backward_reference = [=](const Problem& p, Views expected, Views tolerance) {
+    const ResultViews of_expected = BackwardResults(*table, p, expected);
+    if (tolerance.empty()) return calls->BackwardReference(ArgumentsOf(p), p.options, of_expected, nullptr);
+    const ResultViews of_tolerance = BackwardResults(*table, p, tolerance);
+    const Results tolerances = of_tolerance;
+    calls->BackwardReference(ArgumentsOf(p), p.options, of_expected, &tolerances);
+  };
+  m.explain = [=](const Context& ctx, const Problem& p) {
+    const Explanation plan = calls->Explain(ctx, ArgumentsOf(p), p.options);
+    return TensorCall{.kernel = plan.kernel,
+                      .target = plan.target,
+                      .why = plan.why,
+                      .flops = plan.flops,
+                      .workspace_bytes = plan.workspace_bytes};
+  };
+  m.backward_workspace = [=](const Context& ctx, const Problem& p) {
+    return calls->BackwardWorkspace(ctx, ArgumentsOf(p), p.options);
+  };
+  if (!calls->has_step()) return;
+  m.step = [=](Context& ctx, const Problem& p, Views views) {
+    ResultViews out = ForwardResults(*table, p, views);
+    out.o = WithoutTokens(table->o_axes, out.o);
+    const TokenArguments token(*table, p);
+    calls->Step(ctx, {.tensors = token.tensors}, p.options, out);
+  };
+}
+
 StateRow::StateRow(const StateTensor& state) : axes(state.axes), absent(state.absent) {
   switch (state.role) {
     case StateTensor::kState: name = "state", gradient = "dinitial_state"; break;

@@ -128,55 +128,79 @@ struct TokenArguments {
   std::vector<ConstTensorView> tensors;
 };
 
-// Gives `m` its table, and the functions `f` with the options `own`. All copies of `m` share one copy of the functions:
-// programs with these mechanisms build and copy the entries of all of them at startup.
+// The functions of a mechanism with bound options, over lists of views: one class per mechanism, so that what calls
+// them is compiled once.
+class Calls {
+ public:
+  virtual ~Calls() = default;
+  virtual void Forward(Context& ctx, const Arguments& in, const recurrent::Options& options,
+                       const Results& out) const = 0;
+  virtual void Backward(Context& ctx, const Arguments& in, const recurrent::Options& options,
+                        const Results& out) const = 0;
+  virtual bool has_step() const = 0;
+  virtual void Step(Context& ctx, const Arguments& in, const recurrent::Options& options, const Results& out) const = 0;
+  virtual Explanation Explain(const Context& ctx, const Arguments& in, const recurrent::Options& options) const = 0;
+  virtual int64_t BackwardWorkspace(const Context& ctx, const Arguments& in,
+                                    const recurrent::Options& options) const = 0;
+  // References also compute the tolerance of each result where `tolerance` is not null.
+  virtual void Reference(const Arguments& in, const recurrent::Options& options, const Results& expected,
+                         const Results* tolerance) const = 0;
+  virtual void BackwardReference(const Arguments& in, const recurrent::Options& options, const Results& expected,
+                                 const Results* tolerance) const = 0;
+};
+
+template <class Structs, class Own>
+class BoundCalls final : public Calls {
+  using Of = Lists<Structs>;
+  using Options = recurrent::Options;
+
+ public:
+  BoundCalls(const Own& own, const CaseFunctions<Structs, Own>& f) : own_(own), f_(f) {}
+
+  void Forward(Context& ctx, const Arguments& in, const Options& options, const Results& out) const override {
+    f_.Forward(ctx, in, With(own_, options), out);
+  }
+  void Backward(Context& ctx, const Arguments& in, const Options& options, const Results& out) const override {
+    f_.Backward(ctx, in, With(own_, options), out);
+  }
+  bool has_step() const override { return f_.step != nullptr; }
+  void Step(Context& ctx, const Arguments& in, const Options& options, const Results& out) const override {
+    f_.Step(ctx, in, With(own_, options), out);
+  }
+  Explanation Explain(const Context& ctx, const Arguments& in, const Options& options) const override {
+    return f_.explain(ctx, Of::InputsOf(in), With(own_, options));
+  }
+  int64_t BackwardWorkspace(const Context& ctx, const Arguments& in, const Options& options) const override {
+    return f_.backward_workspace(ctx, Of::InputsOf(in), With(own_, options));
+  }
+  void Reference(const Arguments& in, const Options& options, const Results& expected,
+                 const Results* tolerance) const override {
+    const auto inputs = Of::InputsOf(in);
+    const auto values = Of::OutputsOf(expected);
+    f_.reference(inputs, With(own_, options), values);
+    if (tolerance != nullptr) f_.tolerance(inputs, With(own_, options), values, Of::OutputsOf(*tolerance));
+  }
+  void BackwardReference(const Arguments& in, const Options& options, const Results& expected,
+                         const Results* tolerance) const override {
+    const auto inputs = Of::InputsOf(in);
+    const auto values = Of::GradientsOf(expected);
+    f_.backward_reference(inputs, With(own_, options), values);
+    if (tolerance != nullptr) f_.backward_tolerance(inputs, With(own_, options), values, Of::GradientsOf(*tolerance));
+  }
+
+ private:
+  Own own_;
+  CaseFunctions<Structs, Own> f_;
+};
+
+// Gives `m` its table and functions. All copies of `m` share the functions: programs with these mechanisms build and
+// copy the entries of all of them at startup.
+void Bind(std::span<const Tensor> tensors, std::span<const StateTensor> states, const char* o_axes,
+          const std::shared_ptr<const Calls>& calls, Mechanism& m);
 template <class Structs, class Own>
 void Bind(std::span<const Tensor> tensors, std::span<const StateTensor> states, const char* o_axes, const Own& own,
           const CaseFunctions<Structs, Own>& functions, Mechanism& m) {
-  using Of = Lists<Structs>;
-  m.tensors.assign(tensors.begin(), tensors.end());
-  m.states.assign(states.begin(), states.end());
-  m.o_axes = o_axes;
-  const auto f = std::make_shared<const CaseFunctions<Structs, Own>>(functions);
-  const auto table = std::make_shared<const Mechanism>(m);  // without functions
-  const auto with = [own](const Problem& p) { return With(own, p.options); };
-  m.forward = [=](Context& ctx, const Problem& p, Views views) {
-    f->Forward(ctx, ArgumentsOf(p), with(p), ForwardResults(*table, p, views));
-  };
-  m.backward = [=](Context& ctx, const Problem& p, Views views) {
-    f->Backward(ctx, ArgumentsOf(p), with(p), BackwardResults(*table, p, views));
-  };
-  m.reference = [=](const Problem& p, Views expected, Views tolerance) {
-    const auto in = Of::InputsOf(ArgumentsOf(p));
-    const auto values = Of::OutputsOf(ForwardResults(*table, p, expected));
-    f->reference(in, with(p), values);
-    if (!tolerance.empty()) f->tolerance(in, with(p), values, Of::OutputsOf(ForwardResults(*table, p, tolerance)));
-  };
-  m.backward_reference = [=](const Problem& p, Views expected, Views tolerance) {
-    const auto in = Of::InputsOf(ArgumentsOf(p));
-    const auto values = Of::GradientsOf(BackwardResults(*table, p, expected));
-    f->backward_reference(in, with(p), values);
-    if (tolerance.empty()) return;
-    f->backward_tolerance(in, with(p), values, Of::GradientsOf(BackwardResults(*table, p, tolerance)));
-  };
-  m.explain = [=](const Context& ctx, const Problem& p) {
-    const Explanation plan = f->explain(ctx, Of::InputsOf(ArgumentsOf(p)), with(p));
-    return TensorCall{.kernel = plan.kernel,
-                      .target = plan.target,
-                      .why = plan.why,
-                      .flops = plan.flops,
-                      .workspace_bytes = plan.workspace_bytes};
-  };
-  m.backward_workspace = [=](const Context& ctx, const Problem& p) {
-    return f->backward_workspace(ctx, Of::InputsOf(ArgumentsOf(p)), with(p));
-  };
-  if (!f->step) return;
-  m.step = [=](Context& ctx, const Problem& p, Views views) {
-    ResultViews out = ForwardResults(*table, p, views);
-    out.o = WithoutTokens(table->o_axes, out.o);
-    const TokenArguments token(*table, p);
-    f->Step(ctx, {.tensors = token.tensors}, with(p), out);
-  };
+  Bind(tensors, states, o_axes, std::make_shared<const BoundCalls<Structs, Own>>(own, functions), m);
 }
 
 // The words of a variant, "skip+taps=7".

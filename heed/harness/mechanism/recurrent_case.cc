@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -143,6 +144,27 @@ class Maker : public mechanism::Maker {
 std::span<const StateTensor> StatesOf(const Definition& d) {
   const auto count = std::ranges::count_if(d.table.states, [&](const StateTensor& state) { return d.Has(state); });
   return d.table.states.first(static_cast<size_t>(count));
+}
+
+Mechanism Bound(const std::string& name, const Definition& definition,
+                const std::shared_ptr<const mechanism::Calls>& calls, const std::string& options) {
+  Mechanism m;
+  m.name = name;
+  m.definition = definition;
+  m.forward = [calls](Context& ctx, const Arguments& in, const Options& common, const Results& out) {
+    calls->Forward(ctx, in, common, out);
+  };
+  m.backward = [calls](Context& ctx, const Arguments& in, const Options& common, const Results& out) {
+    calls->Backward(ctx, in, common, out);
+  };
+  m.step = [calls](Context& ctx, const Arguments& in, const Options& common, const Results& out) {
+    calls->Step(ctx, in, common, out);
+  };
+  m.of_problems.name = name;
+  m.of_problems.options = options;
+  Describe(definition, m.of_problems);
+  mechanism::Bind(definition.table.tensors, StatesOf(definition), definition.o_axes(), calls, m.of_problems);
+  return m;
 }
 
 void Describe(const Definition& d, mechanism::Mechanism& m) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,27 +34,14 @@ void Describe(const Definition& definition, mechanism::Mechanism& m);
 // The states that calls with a definition have, which are the first ones of its table.
 std::span<const StateTensor> StatesOf(const Definition& definition);
 
+Mechanism Bound(const std::string& name, const Definition& definition,
+                const std::shared_ptr<const mechanism::Calls>& calls, const std::string& options = "");
+
 // Binds the options of a mechanism whose functions take its own type of options.
 template <class Structs, class Own>
 Mechanism Bound(const std::string& name, const Definition& definition, const Own& own,
                 const mechanism::CaseFunctions<Structs, Own>& f, const std::string& options = "") {
-  Mechanism m;
-  m.name = name;
-  m.definition = definition;
-  m.forward = [own, f](Context& ctx, const Arguments& in, const Options& common, const Results& out) {
-    f.Forward(ctx, in, With(own, common), out);
-  };
-  m.backward = [own, f](Context& ctx, const Arguments& in, const Options& common, const Results& out) {
-    f.Backward(ctx, in, With(own, common), out);
-  };
-  m.step = [own, f](Context& ctx, const Arguments& in, const Options& common, const Results& out) {
-    f.Step(ctx, in, With(own, common), out);
-  };
-  m.of_problems.name = name;
-  m.of_problems.options = options;
-  Describe(definition, m.of_problems);
-  mechanism::Bind<Structs>(definition.table.tensors, StatesOf(definition), definition.o_axes(), own, f, m.of_problems);
-  return m;
+  return Bound(name, definition, std::make_shared<const mechanism::BoundCalls<Structs, Own>>(own, f), options);
 }
 
 // This overload has tolerances that follow from the equations of its reference.

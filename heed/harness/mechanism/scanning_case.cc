@@ -5,6 +5,7 @@
 #include <cmath>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -201,6 +202,17 @@ class Maker : public mechanism::Maker {
 };
 
 }  // namespace
+
+Mechanism Bound(const std::string& name, const Definition& definition,
+                const std::shared_ptr<const mechanism::Calls>& calls, const std::string& options) {
+  Mechanism m;
+  m.definition = definition;
+  m.of_problems.name = name;
+  m.of_problems.options = options;
+  Describe(definition, m.of_problems);
+  mechanism::Bind(definition.table.tensors, definition.table.states, definition.o_axes(), calls, m.of_problems);
+  return m;
+}
 
 void Describe(const Definition& d, mechanism::Mechanism& m) {
   m.has_scale = false;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -26,18 +27,14 @@ struct Mechanism {
 // Sets what problems of a mechanism need to know of its definition.
 void Describe(const Definition& definition, mechanism::Mechanism& m);
 
+Mechanism Bound(const std::string& name, const Definition& definition,
+                const std::shared_ptr<const mechanism::Calls>& calls, const std::string& options = "");
+
 // Binds the options of a mechanism whose functions take its own type of options.
 template <class Structs, class Own>
 Mechanism Bound(const std::string& name, const Definition& definition, const Own& own,
                 const mechanism::CaseFunctions<Structs, Own>& f, const std::string& options = "") {
-  Mechanism m;
-  m.definition = definition;
-  m.of_problems.name = name;
-  m.of_problems.options = options;
-  Describe(definition, m.of_problems);
-  mechanism::Bind<Structs>(definition.table.tensors, definition.table.states, definition.o_axes(), own, f,
-                           m.of_problems);
-  return m;
+  return Bound(name, definition, std::make_shared<const mechanism::BoundCalls<Structs, Own>>(own, f), options);
 }
 
 using Doubles = std::vector<double>;
