@@ -109,12 +109,27 @@ function(heed_precompile_library)
     set_source_files_properties(${kernels} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
   endif()
   target_precompile_headers(heed_objects PRIVATE ${HEED_STANDARD_HEADERS})
+  set_target_properties(heed_objects PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  heed_unite("_reference" ${sources})
+endfunction()
+
+# The files <name><suffix>.cc of a family's mechanisms, which have namespaces of their own, are read as one file: the
+# references, which instantiate the same templates, in half the time.
+function(heed_unite suffix)
+  foreach(source IN LISTS ARGN)
+    cmake_path(GET source PARENT_PATH folder)
+    cmake_path(GET folder FILENAME name)
+    cmake_path(GET folder PARENT_PATH family)
+    cmake_path(GET family FILENAME family)
+    if(source STREQUAL "${folder}/${name}${suffix}.cc")
+      set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${family}${suffix})
+    endif()
+  endforeach()
 endfunction()
 
 # HEED_TARGETS=native is for short compile times. Kernels become a library with precompiled headers of its own, which save a
 # tenth of their time: g++ 12 crashes on those of another -O. What has no kernel is compiled with -O1, in three quarters of the
-# time. The main files of a family's mechanisms, which have namespaces of their own, are read as one file, and their references
-# as another.
+# time. The main files of a family's mechanisms are read as one file.
 function(heed_shorten_compilation)
   get_target_property(sources heed_objects SOURCES)
   list(REMOVE_ITEM sources ${ARGN})
@@ -137,14 +152,5 @@ function(heed_shorten_compilation)
   endif()
 
   target_compile_options(heed_objects PRIVATE $<$<CONFIG:Release>:-O1>)
-  set_target_properties(heed_objects PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-  foreach(source IN LISTS sources)
-    cmake_path(GET source PARENT_PATH folder)
-    cmake_path(GET folder FILENAME name)
-    cmake_path(GET folder PARENT_PATH family)
-    cmake_path(GET family FILENAME family)
-    if(source MATCHES "/${name}(_reference)?\\.cc$")
-      set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${family}${CMAKE_MATCH_1})
-    endif()
-  endforeach()
+  heed_unite("" ${sources})
 endfunction()

@@ -115,8 +115,7 @@ void CheckOptions(const std::string& op, const Options& options, bool on_a_ring)
     }
   }
   if (options.relative_bias.present()) {
-    throw Unsupported(op +
-                      ": relative_bias is given with a group, which does not divide it among ranks, expected none");
+    throw Unsupported(op + ": relative_bias is given with a group, which does not divide it, expected none");
   }
   if (!on_a_ring) return;
   const bool moved_sinks = options.sink_tokens != 0 && options.key_starts.present();
