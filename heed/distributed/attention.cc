@@ -519,14 +519,10 @@ void Backward(Context& ctx, const Group& group, const attention::BackwardInputs&
                         {NoTokens(in.q), NoTokens(in.k), NoTokens(in.v), NoTokens(in.o), NoLse(in.lse),
                          NoTokens(in.d_o), NoLse(in.d_lse)},
                         without_keys,
-                        {NoTokens(out.dq),
-                         NoTokens(out.dk),
-                         NoTokens(out.dv),
-                         {},
-                         {},
-                         {},
-                         {},
-                         NoRows(out.dlog_decay, out.dlog_decay.rank() - 2)});
+                        {.dq = NoTokens(out.dq),
+                         .dk = NoTokens(out.dk),
+                         .dv = NoTokens(out.dv),
+                         .dlog_decay = NoRows(out.dlog_decay, out.dlog_decay.rank() - 2)});
     std::string text;
     for (const auto& [name, t] : {std::pair<const char*, ConstTensorView>("d_lse", in.d_lse),
                                   {"dq", out.dq},
@@ -583,14 +579,13 @@ void Backward(Context& ctx, const Group& group, const attention::BackwardInputs&
                         {Tokens(in.q, first, end), k.view(), v.view(), Tokens(in.o, first, end),
                          LseOf(in.lse, first, end), Tokens(in.d_o, first, end), LseOf(in.d_lse, first, end)},
                         of_rows,
-                        {Tokens(out.dq, first, end),
-                         to(0),
-                         to(1),
-                         bias_of_rows ? SliceUnlessOne(out.dbias, 2, first, range.size()) : to(3),
-                         to(4),
-                         to(5),
-                         {},
-                         to(2)});
+                        {.dq = Tokens(out.dq, first, end),
+                         .dk = to(0),
+                         .dv = to(1),
+                         .dbias = bias_of_rows ? SliceUnlessOne(out.dbias, 2, first, range.size()) : to(3),
+                         .dsinks = to(4),
+                         .dalibi = to(5),
+                         .dlog_decay = to(2)});
     for (size_t i = 0; begun && i < sums.size(); ++i) {
       if (sums[i].present()) Add(terms[i].view(), sums[i]);
     }

@@ -8,7 +8,6 @@ import scans  # noqa: E402
 from mechanisms import NAMES, OPTIONAL, WITH_STATE  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-import heed  # noqa: E402
 import heed.torch  # noqa: E402
 from heed.torch._layer_rows import gated_rows, token_shift  # noqa: E402
 
