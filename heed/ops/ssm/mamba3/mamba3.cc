@@ -266,7 +266,6 @@ void Call::Forward(const char* op, Context& ctx, const Definition& /*definition*
   groups.LayOut(ctx.Staging());
   recurrence::Problem p = groups.LargestProblem();
   const recurrence::Kernel& kernel = recurrence::Choose(op, ctx, p);
-  ctx.ReserveScratch(static_cast<size_t>(kernel.workspace(ctx, p)));
   LoadBiases(ctx, e);
   p.initial = p.final = groups.StatesAt(e.state, 1, 0);
   for (int64_t begin = 0; begin < groups.num_units();) {
@@ -295,9 +294,6 @@ void Call::Backward(const char* op, Context& ctx, const Definition& /*definition
   p.o = {};
   const recurrence::Kernel& forward = recurrence::Choose(op, ctx, p);
   const recurrence::Kernel& kernel = recurrence::Choose(op, ctx, p, engine::Pass::kBackward);
-  const engine::BackwardBytes bytes = kernel.backward_workspace(ctx, p);
-  ctx.ReserveScratch(static_cast<size_t>(std::max(bytes.per_thread, forward.workspace(ctx, p))));
-  ctx.ReserveShared(static_cast<size_t>(bytes.shared));
   LoadBiases(ctx, e);
   groups.ClearGradients();
   recurrence::Gradients g;
