@@ -20,7 +20,7 @@ using python::Said;
 
 // Sizes of axes in the example.
 constexpr std::pair<std::string_view, int> kSizes[] = {{"B", 1},  {"T", 6}, {"H", 2}, {"HV", 4}, {"K", 8},  {"V", 16},
-                                                       {"M", 32}, {"n", 2}, {"D", 8}, {"N", 16}, {"G", 1},  {"P", 16},
+                                                       {"M", 32}, {"n", 2}, {"D", 8}, {"N", 16}, {"G", 1},  {"P", 4},
                                                        {"L", 6},  {"d", 4}, {"W", 4}, {"R", 8},  {"C", 32}, {"2", 2}};
 
 std::string Shape(std::string_view form) {

@@ -213,7 +213,7 @@ def test_result_is_a_named_tuple(rng):
     g = backward(do, q, k, v)
     dq, dk, dv, *others = g
     assert type(g) is heed.AttentionGradients and isinstance(g, tuple) and g._fields == FIELDS
-    assert dq is g.dq and dk is g.dk and dv is g.dv and others == [None] * 4
+    assert dq is g.dq and dk is g.dk and dv is g.dv and others == [None] * 5
     assert list(g._asdict()) == list(FIELDS) and repr(g).startswith("AttentionGradients(dq=array(")
     assert type(pickle.loads(pickle.dumps(g))) is heed.AttentionGradients
     assert all(gradient.flags.owndata and gradient.flags.c_contiguous for gradient in g[:3])
@@ -238,9 +238,10 @@ def test_what_is_not_given_or_not_asked_for_is_none(rng):
 def test_every_gradient_has_the_dtype_of_its_own_input(rng):
     q, k, v, do, _ = problem(rng, np.float16)
     options = {"bias": np.zeros((1, TK), np.float32), "sinks": np.zeros(HQ, bfloat16), "alibi": np.zeros(HQ),
-               "causal": True, "log_decay": np.zeros((B, TK, HQ), np.float32)}
+               "causal": True, "log_decay": np.zeros((B, TK, HQ), np.float32),
+               "relative_bias": np.zeros((HQ, 3), np.float16)}
     assert [str(x.dtype) for x in check(q, k, v, do, **options)] == [
-        "float16", "float16", "float16", "float32", "bfloat16", "float64", "float32"]
+        "float16", "float16", "float16", "float32", "bfloat16", "float64", "float32", "float16"]
 
 
 def test_strided_arrays_give_the_same_bits(rng):
@@ -263,7 +264,7 @@ def test_strided_arrays_give_the_same_bits(rng):
 def test_bits_do_not_depend_on_threads(rng, dtype):
     q, k, v, do, dlse = problem(rng, dtype, (1, 300, 333, 2, 1, 24, 20))
     options = {"causal": True, "alibi": [0.1, 0.2], "sinks": [0.0, 1.0], "bias": rng.standard_normal((300, 333)),
-               "log_decay": -0.1 * rng.random((1, 333, 2))}
+               "log_decay": -0.1 * rng.random((1, 333, 2)), "relative_bias": rng.standard_normal((2, 50))}
     one = backward(do, q, k, v, dlse, threads=1, **options)
     for threads in (2, 3):
         for got, same in zip(backward(do, q, k, v, dlse, threads=threads, **options), one, strict=True):

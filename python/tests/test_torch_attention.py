@@ -200,7 +200,7 @@ def test_only_needed_gradients_are_computed():
     with Calls() as record:
         o.sum().backward()
     (arguments,) = record.of("attention_backward")
-    assert list(arguments[7]) == [False, True, False, False, True, False, False]
+    assert list(arguments[7]) == [False, True, False, False, True, False, False, False]
     assert k.grad is not None and sinks.grad is not None and q.grad is None and bias.grad is None
 
 
@@ -262,7 +262,7 @@ def test_opcheck_of_the_backward_operator():
     q, k, v = (x.detach() for x in qkv())
     bias = torch.randn(1, 4, 5, 6, dtype=torch.float64)
     o, lse = torch.ops.heed.attention(q, k, v, bias=bias)
-    for needed in ([True, False, True, True, False, False, False], [False] * 3 + [True, False, False, False]):
+    for needed in ([True, False, True, True] + [False] * 4, [False] * 3 + [True] + [False] * 4):
         arguments = (torch.randn_like(o), torch.randn_like(lse), q, k, v, o, lse, needed)
         torch.library.opcheck(torch.ops.heed.attention_backward.default, arguments, {"bias": bias})
 
