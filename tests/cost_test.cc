@@ -177,7 +177,8 @@ TEST(CostTest, RandomProblemsKeepTheFlopsOfTheirPairs) {
       if (buffer.view().data() == p.in.k.data()) buffer.FillConstant(0.5);
     }
     p.options.alibi = {};
-    p.options.log_decay = {};  // log decays of -inf are not counted either
+    p.options.relative_bias = {};  // nor are those of a relative bias or of log decays
+    p.options.log_decay = {};
     p.options.scale = 1;
     ForEachRow(p, [&](int64_t, int64_t, int64_t, const std::vector<int64_t>& keys) {
       kept += static_cast<double>(keys.size());

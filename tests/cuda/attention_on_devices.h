@@ -130,6 +130,7 @@ inline Problem RandomProblem(DType dtype, uint64_t seed) {
   Problem p = attention::RandomProblem(dtype, seed);
   Options& o = p.options;
   o.log_decay = {};
+  o.relative_bias = {};
   return p;
 }
 
