@@ -190,7 +190,7 @@ class DeltaForwardHead {
 };
 
 inline Stages DeltaForwardStages(const Problem& p, int64_t threads) {
-  return Stages(p, threads, p.value_size, kPartColumns, p.block_tokens(), {});
+  return Stages(p, threads, p.value_size, kPartColumns, p.block_tokens(), {.divided = true});
 }
 
 template <class T>

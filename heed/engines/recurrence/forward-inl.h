@@ -101,7 +101,7 @@ class ForwardHead {
   // Without causality the first sweep adds all tokens to the state, and the second reads it.
   static StagesOf Sweeps(const Problem& p) {
     const bool in_order = !p.causal || p.normalize || p.has_bonus || IsRandom(p.feature);
-    return {.sweeps = p.causal ? 1 : 2, .prepares_in_order = in_order};
+    return {.sweeps = p.causal ? 1 : 2, .prepares_in_order = in_order, .divided = true};
   }
 
   HWY_ATTR void Begin(int64_t sweep) {

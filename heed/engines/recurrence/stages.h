@@ -40,6 +40,7 @@ struct StagesOf {
   int64_t sweeps = 1;
   bool prepares_in_order = false;
   bool finishes = false, finishes_in_order = false;
+  bool divided = false;  // parts of columns may also be tasks without stages, each of which prepares all rows
 };
 
 // One step of a sweep over the blocks of a head.
@@ -56,18 +57,22 @@ class Stages {
 
   // The columns of a head may be divided at multiples of `unit`. Blocks have `block_tokens` tokens.
   Stages(const Problem& p, int64_t threads, int64_t columns, int64_t unit, int64_t block_tokens, const StagesOf& of)
-      : of_(of), value_heads_(p.value_heads), heads_(p.value_heads * static_cast<int64_t>(p.sequences.size())) {
+      : of_(of), value_heads_(p.value_heads), heads_(p.value_heads * static_cast<int64_t>(p.sequences.size())),
+        columns_(of.divided ? columns : 0) {
     for (const Sequence& s : p.sequences) {
       steps_.push_back((s.count + block_tokens - 1) / block_tokens);
       windows_ = std::max(windows_, WindowsOf(steps_.back()));
       slots_ = std::clamp(steps_.back(), slots_, kSlots);
     }
-    used_ = heads_ > 0 && heads_ < threads;
+    used_ = heads_ > 0 && heads_ < threads && windows_ > 1;
     parts_ = used_ ? NumParts(heads_, threads, columns, unit) : 1;
   }
 
-  // True if there are fewer heads than threads. Otherwise each head is one task, which runs its stages in order.
+  // True if there are fewer heads than threads, and more than one window, so that stages overlap. Otherwise each head
+  // is one task, which runs its stages in order, or a task per part of its columns.
   bool used() const { return used_; }
+  // The columns that tasks without stages divide; 0: none.
+  int64_t columns() const { return columns_; }
   int64_t parts() const { return parts_; }
   int64_t heads() const { return heads_; }
   int64_t slots() const { return slots_; }
@@ -186,7 +191,7 @@ class Stages {
 
   StagesOf of_;
   bool used_ = false;
-  int64_t value_heads_, heads_, parts_ = 1, slots_ = 1, windows_ = 1;
+  int64_t value_heads_, heads_, columns_, parts_ = 1, slots_ = 1, windows_ = 1;
   std::vector<int64_t> steps_;  // per sequence
   Counter* counters_ = nullptr;
 };
@@ -241,7 +246,7 @@ class SlotBuffers {
   char* base_ = nullptr;
 };
 
-// A pass over all heads, each by one task or in stages. Buffers::LayOut(holds, arguments..., base) lays out the memory
+// A pass over all heads, in stages or without. Buffers::LayOut(holds, arguments..., base) lays out the memory
 // of a thread or of a slot and returns its bytes; Buffers::ShareStates(first) takes what the first slot alone has.
 template <class Buffers, class... Arguments>
 engine::BackwardBytes BytesOfHeads(const Stages& stages, const Arguments&... arguments) {
@@ -268,7 +273,7 @@ void RunHeads(Context& ctx, const Problem& p, Stages& stages, void* shared, cons
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
     static_cast<Buffers*>(ctx.Scratch(worker))->LayOut(Holds::kAll, arguments..., ctx.Scratch(worker));
   }
-  const TaskQueue queue(p, ctx.num_threads(), 0);
+  const TaskQueue queue(p, ctx.num_threads(), stages.columns());
   ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) {
     const Task task = queue.At(index);
     auto head = make(task, *static_cast<Buffers*>(ctx.Scratch(worker)), worker, false);
