@@ -99,6 +99,10 @@ bool Keep(const Options& options, const Sequence& seq, int64_t h, int64_t i, int
   if (options.bias && Load(options.bias, {b, h, i, j}) == -kInfinity) {
     return false;
   }
+  if (options.relative_bias && p >= j && p - j < options.relative_bias.size(1) &&
+      Load(options.relative_bias, {h, p - j}) == -kInfinity) {
+    return false;
+  }
   if (options.causal && j > p) {
     const int64_t prefix = options.prefix ? LoadInt(options.prefix, {b}) : 0;
     if (j - s >= prefix) return false;
