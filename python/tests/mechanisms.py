@@ -42,7 +42,7 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
         q = keys = (B, T, STEPS, H, K)
         values = (B, T, STEPS, HV, V)
     shapes = {"projection": (ROWS, K), "u": (HV, K), "q": q, "r": keys, "k": keys, "B": keys, "C": keys, "v": values,
-              "i": values, "x": values, "z": values, "center": (H,), "trap": gates, "theta": (B, T, HV, K // 4),
+              "i": values, "x": values, "z": values, "center": (H,), "trap": gates, "theta": (B, T, HV, max(1, K // 4)),
               "q_bias": (HV, STEPS, K), "k_bias": (HV, STEPS, K)}
     result = {}
     for argument in INPUTS[name]:

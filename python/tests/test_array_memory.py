@@ -66,7 +66,8 @@ def recurrences():
     for name in NAMES:
         values = arguments(name, B=2, T=6)
         of_values = next(x.shape for key, x in values.items() if key in ("v", "i", "x"))
-        shape = (2, 6, *of_values[2 if DESCRIPTIONS[name]["channels"] else -2 :])
+        several_reads = ", R, " in DESCRIPTIONS[name]["axes"].get("k", "")
+        shape = (2, 6, *of_values[2 if DESCRIPTIONS[name]["channels"] or several_reads else -2 :])
         do = RNG.standard_normal(shape)
         yield name, {**values, **TOKENS}
         yield name, {**values, "out": np.zeros(shape)}

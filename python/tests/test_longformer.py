@@ -328,15 +328,15 @@ class TestTorch:
 
         return sum(x.square().sum(dtype=self.torch.float64) for x in self.torch.func.grad(loss)(tensors))
 
-    @pytest.mark.parametrize("dtype, rtol, share", [("float32", 1e-4, 1e-5), ("bfloat16", 0.05, 0.03)])
-    def test_a_gradient_penalty_in_other_dtypes(self, dtype, rtol, share):
+    @pytest.mark.parametrize("dtype, share", [("float32", 1e-5), ("bfloat16", 0.03)])
+    def test_a_gradient_penalty_in_other_dtypes(self, dtype, share):
         dtype = getattr(self.torch, dtype)
         narrow = self.tensors(dtype=dtype, T=80, D=16, Dv=16)
         found = self.torch.func.grad(self.penalty)(narrow)
         expected = self.torch.func.grad(self.penalty)([x.double() for x in narrow])
         for x, y in zip(found, expected, strict=True):
             assert x.dtype == dtype
-            self.torch.testing.assert_close(x.double(), y, rtol=rtol, atol=share * float(y.abs().max()))
+            assert (x.double() - y).norm() <= share * y.norm()
 
     def test_third_derivatives_are_refused(self):
         given = self.tensors(T=6)

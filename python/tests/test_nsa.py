@@ -302,8 +302,8 @@ def test_second_derivatives_are_those_of_a_composition():
         torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("dtype, rtol, share", [("float32", 1e-4, 1e-5), ("bfloat16", 0.05, 0.03)])
-def test_a_gradient_penalty_in_other_dtypes(dtype, rtol, share):
+@pytest.mark.parametrize("dtype, share", [("float32", 1e-5), ("bfloat16", 0.03)])
+def test_a_gradient_penalty_in_other_dtypes(dtype, share):
     torch = pytest.importorskip("torch")
     sizes = dict(B=1, Tq=40, Tk=40, H=2, Hkv=1, D=16, Dv=16)
     # With all blocks the choice does not depend on rounding.
@@ -317,7 +317,7 @@ def test_a_gradient_penalty_in_other_dtypes(dtype, rtol, share):
     found, expected = torch.autograd.grad(penalty(*narrow), narrow), torch.autograd.grad(penalty(*wide), wide)
     for x, y in zip(found, expected, strict=True):
         assert x.dtype == getattr(torch, dtype)
-        torch.testing.assert_close(x.double(), y, rtol=rtol, atol=share * float(y.abs().max()))
+        assert (x.double() - y).norm() <= share * y.norm()
 
 
 def test_compiled_and_under_autocast():

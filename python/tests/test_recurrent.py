@@ -142,13 +142,14 @@ def test_explain_and_out(name):
     report = heed.explain(name, **values)
     channels = 10 + (12 if "projection" in values else 0)
     products = 4 if name not in DELTA else 8 if "a" in values else 6
-    products *= STEPS if DESCRIPTIONS[name]["several_writes"] else 1
+    several_reads = ", R, " in DESCRIPTIONS[name]["axes"].get("k", "")
+    products *= STEPS if DESCRIPTIONS[name]["several_writes"] or several_reads else 1
     of_channels = DESCRIPTIONS[name]["channels"]
     assert report["kernel"] == ("recurrence_channels" if of_channels else "delta_f32" if name in DELTA
                                 else "recurrence_f32")
     assert report["flops"] == (60 * 2 * 70 * 40 if of_channels else products * 2 * 70 * 4 * features(name) * channels)
     assert report["visited_pairs"] == 0 and report["copies"] == []
-    out = np.empty((2, 70, 40) if of_channels else (2, 70, 4, 10), np.float32)
+    out = np.empty((2, 70, 40) if of_channels else (2, 70, *([STEPS] if several_reads else []), 4, 10), np.float32)
     assert call(getattr(heed, name), values, out=out) is out
     assert np.array_equal(out, call(getattr(heed, name), values))
 

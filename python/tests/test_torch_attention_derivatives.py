@@ -157,8 +157,8 @@ def test_scaled_dot_product_attention():
 def test_the_operator_is_one_for_tracers():
     q, k, v = (normal(1, 6, 2, 4, seed=i) for i in range(3))
     results = torch.ops.heed.attention(q, k, v)
-    do, needed = normal(1, 6, 2, 4, seed=5), [True] * 3 + [False] * 4
-    arguments = (q, None, v, *(None,) * 4, do, None, q, k, v, *results, needed)
+    do, needed = normal(1, 6, 2, 4, seed=5), [True] * 3 + [False] * 5
+    arguments = (q, None, v, *(None,) * 5, do, None, q, k, v, *results, needed)
     torch.library.opcheck(torch.ops.heed.attention_derivatives, arguments,
                           test_utils=("test_schema", "test_faketensor"))
 

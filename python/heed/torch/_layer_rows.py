@@ -57,6 +57,9 @@ def _define(name: str, arguments: str, new_result: Callable[..., Tensor], compos
     those are the derivatives of a composition, which PyTorch has."""
     kernel, backward_kernel = (getattr(_core, f"_torch_{name}{suffix}") for suffix in ("", "_backward"))
 
+    def results(*given):
+        return (composed(*given),)
+
     def forward(*given):
         y = new_result(*given[:3])
         kernel(*given, y)
@@ -73,13 +76,13 @@ def _define(name: str, arguments: str, new_result: Callable[..., Tensor], compos
     def differentiate(needed, of_results, *given):
         wanted = [bool(need) for need in needed[:3]]
         if _dispatch.in_forward_mode():
-            found = _composed_derivatives.gradients(composed, of_results[0], wanted, given[:3], given[3:])
+            found = _composed_derivatives.gradients(results, of_results, wanted, given[:3], given[3:])
         else:
             found = backward_operator(of_results[0], wanted, *given)
         return dict(zip((i for i, want in enumerate(wanted) if want), found))
 
     def differentiate_twice(needed, of_results, grad, computed, *given):
-        found = _composed_derivatives.of_gradients(composed, (needed[0], *needed[2:5]), of_results, grad, computed,
+        found = _composed_derivatives.of_gradients(results, (needed[0], *needed[2:5]), of_results, [grad], computed,
                                                    given[:3], given[3:])
         return {i + (i > 0): x for i, x in found.items()}
 
