@@ -24,7 +24,7 @@ Problem WithRelativeBias(DType dtype, const Sizes& sizes, int64_t span) {
   return WithGradients(p, 3);
 }
 
-// The same numbers as a bias by pair.
+// Returns the problem with a dense bias that has the same numbers for all pairs.
 Problem WithBias(const Problem& relative) {
   Problem p = relative;
   const Sizes s = SizesOf(p);
