@@ -1,4 +1,5 @@
 # Fixtures of all Python tests: seeded data, a browser, the default number of threads, own warnings as errors.
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,16 @@ def rng():
 def uncapped(monkeypatch):
     """HEED_ISA caps no target, whatever the environment of the tests says."""
     monkeypatch.delenv("HEED_ISA", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def own_draws(request):
+    """A test draws the same numbers alone as after any others: generators start anew."""
+    for generator in vars(request.module).values():
+        if isinstance(generator, np.random.Generator):
+            generator.bit_generator.state = np.random.default_rng(0).bit_generator.state
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
