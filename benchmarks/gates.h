@@ -37,6 +37,7 @@ enum class Ratio {
   kOfExp2,        // its fraction of the rate of exponentials: its state updates, each of which takes one
   kTime,          // its time divided by the other's
   kSpeedUp,       // the other's time divided by its time
+  kOfTwoCalls,    // half the time of two of the other at once, one thread each, divided by its time of two threads
   kTimePerToken,  // kTime with each time divided by the tokens
   kTimePerFlop,   // kTime with each time divided by the operations on kept pairs
   kOfMemory,      // seconds to read and write as many bytes as its state has, divided by its time
@@ -61,6 +62,10 @@ struct Line {
 
 Line OfPeak(const std::string& name, const Side& subject, const Goals& goals);
 Line Against(const std::string& name, Ratio ratio, const Side& subject, const Side& other, double goal);
+
+// Two threads are so many times as fast as one, and take half of the time of two independent calls at once, which is
+// the bound where the cores share memory bandwidth, caches or a clock.
+void AddSpeedUp(const std::string& name, const Side& one, const Goals& speed_up, std::vector<Line>& lines);
 
 // Two threads reach 0.9 of twice the goal of one, and so much more speed.
 void AddTwoThreads(const std::string& name, Side one, const Goals& goals, const Goals& speed_up,

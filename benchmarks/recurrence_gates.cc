@@ -88,6 +88,10 @@ std::vector<Line> RecurrenceLines() {
         };
         lines.push_back(OfPeak(name("forward"), SideOf(kind, "forward", 2048, heads, D), kind.forward[i]));
         lines.push_back(OfPeak(name("backward"), SideOf(kind, "backward", 2048, heads, D), kind.backward[i]));
+        if (heads > 1 || os::NumUsableCpus() < 2) continue;
+        for (const char* pass : {"forward", "backward"}) {
+          AddSpeedUp(name(pass), SideOf(kind, pass, 2048, heads, D), kSpeedUp, lines);
+        }
       }
     }
     lines.push_back({Format("{} step, of a raw read and write", kind.name), Ratio::kOfMemory,

@@ -49,10 +49,7 @@ std::vector<Line> ScanLines() {
         Against(name + " forward, T 131072 / 2048, 128 channels", Ratio::kTimePerToken, lengthy, brief, kLong));
     if (os::NumUsableCpus() < 2) continue;
     for (const Side& one : {forward, backward}) {
-      Side two = one;
-      two.threads = 2;
-      lines.push_back(
-          Against(Format("{} {}, speed-up of two threads", name, one.pass), Ratio::kSpeedUp, two, one, kSpeedUp));
+      AddSpeedUp(Format("{} {}, two threads", name, one.pass), one, Everywhere(kSpeedUp), lines);
     }
   }
   Side step = SideOf("selective_scan", "step", 1, "");
