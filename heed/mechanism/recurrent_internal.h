@@ -81,4 +81,6 @@ using Passes = mechanism::Passes<Definition>;
 
 }  // namespace heed::recurrent
 
+extern template struct heed::mechanism::Passes<heed::recurrent::Definition>;  // in recurrent.cc
+
 #endif  // HEED_MECHANISM_RECURRENT_INTERNAL_H_

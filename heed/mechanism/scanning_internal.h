@@ -97,4 +97,6 @@ double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tok
 
 }  // namespace heed::scanning
 
+extern template struct heed::mechanism::Passes<heed::scanning::Definition>;  // in scanning.cc
+
 #endif  // HEED_MECHANISM_SCANNING_INTERNAL_H_
