@@ -110,20 +110,22 @@ def vertical_slash(q: Array, k: Array, *, verticals: int = 1000, slashes: int = 
     return _vertical_slash(_plain(q), _plain(k), verticals, slashes, last, sinks, local, threads)
 
 
-def indexer(q_index: Array, k_index: Array, weights: Array, *, count: int = 2048, causal: bool = True,
-            threads: int | None = None) -> Pattern:
+def indexer(q_index: Array, k_index: Array, weights: Array, *, count: int = 2048, causal: bool = True, ratio: int = 1,
+            start: int | None = None, threads: int | None = None) -> Pattern:
     """The `count` keys of each row with the largest sum_h w_h relu(<q_h, k>), for all heads: the indexer of DSA
-    (arXiv:2512.02556).
+    (arXiv:2512.02556) and, with ratio > 1, of DeepSeek-V4, for heed.compressed_attention.
 
     Args:
-      q_index: [B, Tq, Hi, Di]; the last one has the position of key Tk - 1
+      q_index: [B, Tq, Hi, Di]
       k_index: [B, Tk, Di]
       weights: [B, Tq, Hi]
       count: keys of a row, 1 or more
-      causal: whether a row chooses among the keys up to its position; else among all
+      causal: whether a row chooses among the keys whose last token is at or before its position; else among all
+      ratio: tokens per key: key c consists of tokens c * ratio to (c + 1) * ratio - 1
+      start: position of row 0; None: Tk - Tq; needed by causal if ratio > 1
       threads: how many; None: heed.set_num_threads, or as many as the process may use
     """
-    return _indexer(_plain(q_index), _plain(k_index), _plain(weights), count, causal, threads)
+    return _indexer(_plain(q_index), _plain(k_index), _plain(weights), count, causal, ratio, start, threads)
 
 
 def certified(q: Array, k: Array | KVCache,

@@ -118,17 +118,18 @@ void RunIndexer(Context& ctx, const IndexerCall& c, int64_t width, int64_t* inde
     const IndexerScratch<T> s(c, ctx.Scratch(worker));
     const int64_t b = task / tiles, row = (tiles - 1 - task % tiles) * kIndexerRows;  // late rows see the most
     const int64_t rows = std::min(kIndexerRows, c.Tq - row);
-    const auto seen = [&](int64_t r) { return c.causal ? std::clamp<int64_t>(c.Tk - c.Tq + r + 1, 0, c.Tk) : c.Tk; };
+    const auto seen = [&](int64_t r) {
+      return c.causal ? std::clamp<int64_t>((c.start + row + r + 1) / c.ratio, 0, c.Tk) : c.Tk;
+    };
     PackRows(c, b, row, rows, s);
-    for (int64_t panel = 0; panel * kPanel < seen(row + rows - 1); ++panel) {
+    for (int64_t panel = 0; panel * kPanel < seen(rows - 1); ++panel) {
       SumHeads(c, rows, keys + (b * panels + panel) * panel_size, s);
       for (int64_t r = 0; r < rows; ++r) {
         std::memcpy(s.scores + r * s.stride + panel * kPanel, s.sums + r * kPanel, kPanel * sizeof(T));
       }
     }
     for (int64_t r = 0; r < rows; ++r) {
-      const int64_t n =
-          hp::ChooseTop(s.scores + r * s.stride, seen(row + r), c.count, std::span<const int64_t>(), s.chosen);
+      const int64_t n = hp::ChooseTop(s.scores + r * s.stride, seen(r), c.count, std::span<const int64_t>(), s.chosen);
       int64_t* to = index + (b * c.Tq + row + r) * width;
       for (int64_t i = n; i < width; ++i) *to++ = -1;
       for (int64_t i = 0; i < n; ++i) to[i] = s.chosen[i];

@@ -209,6 +209,7 @@ BlockCall Checked(const char* op, const ConstTensorView& q, const KVView& cache,
 IndexerCall Checked(const char* op, const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& weights,
                     const IndexerOptions& options) {
   CheckSize(op, "count", options.count, 1);
+  CheckSize(op, "ratio", options.ratio, 1);
   const auto check = [&](const char* name, const ConstTensorView& t, int rank, const char* shape) {
     mechanism::CheckFloat(op, name, t);
     if (t.rank() != rank) Fail(op, name, "has shape " + t.ShapeString(), shape);
@@ -228,6 +229,15 @@ IndexerCall Checked(const char* op, const ConstTensorView& q, const ConstTensorV
   c.Tk = k.size(1);
   c.count = options.count;
   c.causal = options.causal;
+  c.ratio = options.ratio;
+  if (c.causal && c.ratio > 1 && !options.start) {
+    Fail(op, "start", "is absent", "the position of query 0, which the number of keys does not determine if ratio > 1");
+  }
+  c.start = options.start.value_or(c.Tk - c.Tq);
+  constexpr int64_t kMostPosition = int64_t{1} << 60;
+  if (c.start < -kMostPosition || c.start > kMostPosition) {
+    Fail(op, "start", "is " + std::to_string(c.start), "a position of at most 2^60 either way");
+  }
   if (c.depth < 1) Fail(op, "q", "has shape " + q.ShapeString(), "Di >= 1");
   const auto shape = [&](const char* name, const ConstTensorView& t, std::vector<int64_t> expected) {
     if (!std::ranges::equal(t.sizes(), expected)) Fail(op, name, "has shape " + t.ShapeString(), ShapeString(expected));

@@ -18,6 +18,7 @@
 #define HEED_OPS_SPARSE_SELECT_SELECT_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "heed/core/context.h"
 #include "heed/core/export.h"
@@ -116,7 +117,10 @@ HEED_API Pattern VerticalSlash(Context& ctx, const ConstTensorView& q, const Con
 
 struct IndexerOptions {
   int64_t count = 2048;  // keys per row
-  bool causal = true;    // a row selects among keys up to its position
+  bool causal = true;    // a row selects among keys whose last token is at or before its position
+  int64_t ratio = 1;     // tokens per key: key c consists of tokens [c ratio, (c + 1) ratio)
+
+  std::optional<int64_t> start;  // position of query 0; default Tk - Tq; needed by `causal` if ratio > 1
 };
 
 // The keys with the largest sum_h w_h relu(<q_h, k>) of each row: patterns::Keys of [B, Tq, n], for all heads of
@@ -124,10 +128,10 @@ struct IndexerOptions {
 //
 //   q        [B, Tq, Hi, Di], k  [B, Tk, Di], weights  [B, Tq, Hi]: one dtype
 //
-// Query i has position Tk - Tq + i. Cost: 2 Hi Di flops per row and key. Memory: a copy of k, and 8 rows of scores per
+// Query i has position start + i. Cost: 2 Hi Di flops per row and key. Memory: a copy of k, and 8 rows of scores per
 // thread.
 //
-// Source: DeepSeek-AI, "DeepSeek-V3.2", arXiv:2512.02556.
+// Source: DeepSeek-AI, "DeepSeek-V3.2", arXiv:2512.02556. With ratio > 1, CSA of DeepSeek-V4.
 HEED_API Pattern Indexer(Context& ctx, const ConstTensorView& q, const ConstTensorView& k,
                          const ConstTensorView& weights, const IndexerOptions& options);
 

@@ -80,6 +80,7 @@ struct IndexerCall {
   softmax::Rows q, k, weights;
   int64_t B = 0, Tq = 0, Tk = 0, heads = 0, depth = 0, count = 0;
   bool causal = true;
+  int64_t start = 0, ratio = 1;
 };
 
 // The passes of each SIMD target. An index has the blocks or keys of each row, `width` at most, ascending, preceded by

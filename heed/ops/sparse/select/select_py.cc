@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 
@@ -35,6 +36,10 @@ class Reader {
     if (!nb::try_cast(a.value, cache_) || cache_ == nullptr) keys_ = Read(a);
   }
   int64_t Int(const char* name) { return ToInt(Next(name), INT64_MIN, INT64_MAX); }
+  std::optional<int64_t> OptionalInt(const char* name) {
+    const Argument a = Next(name);
+    return a.value.is_none() ? std::nullopt : std::optional(ToInt(a, INT64_MIN, INT64_MAX));
+  }
   double Number(const char* name) { return ToFinite(Next(name)); }
   bool Bool(const char* name) { return ToBool(Next(name)); }
   bool IsSecond(const char* name, const char* first, const char* second) {
@@ -148,6 +153,8 @@ Pattern SelectIndexer(const nb::args& args) {
   const ConstTensorView q = reader.Array("q_index"), k = reader.Array("k_index"), weights = reader.Array("weights");
   options.count = reader.Int("count");
   options.causal = reader.Bool("causal");
+  options.ratio = reader.Int("ratio");
+  options.start = reader.OptionalInt("start");
   return reader.Run([&](Context& ctx) { return Indexer(ctx, q, k, weights, options); });
 }
 

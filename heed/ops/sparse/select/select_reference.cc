@@ -187,8 +187,8 @@ std::map<int64_t, double> IndexerScores(const ConstTensorView& q, const ConstTen
                                         const ConstTensorView& weights, const IndexerOptions& options, int64_t b,
                                         int64_t row) {
   std::map<int64_t, double> scores;
-  const int64_t Tk = k.size(1), p = row + Tk - q.size(1);
-  for (int64_t j = 0; j < Tk && (!options.causal || j <= p); ++j) {
+  const int64_t Tk = k.size(1), p = row + options.start.value_or(Tk - q.size(1));
+  for (int64_t j = 0; j < Tk && (!options.causal || (j + 1) * options.ratio - 1 <= p); ++j) {
     double score = 0;
     for (int64_t h = 0; h < q.size(2); ++h) {
       double product = 0;

@@ -186,6 +186,10 @@ struct RandomIndexer {
     }
     options.count = random.Chance(0.1) ? 1 << 20 : random.Integer(1, 40);
     options.causal = random.Chance(0.7);
+    if (random.Chance(0.3)) {
+      options.ratio = random.Integer(1, 5);
+      options.start = random.Integer(-3, options.ratio * Tk);
+    }
   }
   Buffer Filled(const std::vector<int64_t>& shape, uint64_t stream) {
     const Buffer buffer(dtype, shape);
@@ -557,6 +561,10 @@ TEST(SelectTest, BadArgumentsAreNamed) {
        "select::VerticalSlash: verticals is -1, expected 0 or more");
   says([&] { Indexer(ctx, q.view(), ki.view(), w.view(), {.count = 0}); },
        "select::Indexer: count is 0, expected 1 or more");
+  says([&] { Indexer(ctx, q.view(), ki.view(), w.view(), {.ratio = 0}); },
+       "select::Indexer: ratio is 0, expected 1 or more");
+  says([&] { Indexer(ctx, q.view(), ki.view(), w.view(), {.ratio = 4}); },
+       "select::Indexer: start is absent, expected the position of query 0");
   says([&] { Indexer(ctx, q.view(), k.view(), w.view(), {}); },
        "select::Indexer: k has shape [2,20,2,8], expected [B, Tk, Di]");
   says([&] { Indexer(ctx, q.view(), ki.view(), q.view(), {}); },
