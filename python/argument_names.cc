@@ -19,6 +19,7 @@ constexpr Renamed kOfTorch[] = {{"merge_linear", "d_o", "the gradient of the res
 constexpr Renamed kOfPython[] = {
     // These functions have an argument o.
     {"attention_backward", "o", "o"},
+    {"compressed_attention_backward", "o", "o"},
     {"longformer_backward", "o", "o"},
     {"merge_linear", "o", "o"},
     {"merge_linear_backward", "o", "o"},
@@ -30,6 +31,10 @@ constexpr Renamed kOfPython[] = {
     {"", "query_starts", "align"},
     {"", "segments_q", "segments of q"},
     {"", "segments_k", "segments of k"},
+    {"compressed_attention", "k_cmp", "k_cmp"},
+    {"compressed_attention", "v_cmp", "v_cmp"},
+    {"compressed_attention_backward", "k_cmp", "k_cmp"},
+    {"compressed_attention_backward", "v_cmp", "v_cmp"},
     {"", "k_cmp", "compressed[0]"},
     {"", "v_cmp", "compressed[1]"},
     {"t5_bias", "buckets", "table.shape[0]"},

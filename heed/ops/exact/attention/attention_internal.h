@@ -2,7 +2,9 @@
 #ifndef HEED_OPS_EXACT_ATTENTION_ATTENTION_INTERNAL_H_
 #define HEED_OPS_EXACT_ATTENTION_ATTENTION_INTERNAL_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -101,6 +103,13 @@ std::vector<Subproblem> SubproblemsOf(const char* op, softmax::Problem whole, co
 void Run(const char* op, Context& ctx, const Options& options, softmax::Problem* whole);
 void RunBackward(const char* op, Context& ctx, const Options& options, const softmax::Gradients& gradients,
                  softmax::Problem* whole);
+
+// Calls run(part, problem) for each part of a call, which see disjoint sets of keys, and merges their results into o
+// and lse of `whole`. A part's problem is `whole` with o and lse in tables, in the accumulation dtype, and without
+// sinks. The tables are ctx.Tables(), which `run` must not reserve.
+using RunPart = std::function<void(size_t part, const softmax::Problem& problem)>;
+void RunParts(Context& ctx, const softmax::Problem& whole, size_t parts, const RunPart& run);
+int64_t PartBytes(const softmax::Problem& whole, size_t parts);  // of these tables
 
 // Runs the backward pass of rows with listed keys: attention_rows_backward.cc.
 void RunBackwardOfRows(const char* op, Context& ctx, const Pattern& pattern, const softmax::Gradients& gradients,

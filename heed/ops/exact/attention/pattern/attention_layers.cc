@@ -1,9 +1,9 @@
-// Runs calls by layers of pairs. With several layers, each layer's result is computed in the accumulation dtype, then
-// merged:
+// Runs calls in parts: layers of pairs, or parts whose keys are in different tensors. With several parts, each part's
+// result is computed in the accumulation dtype, then merged:
 //
 //   lse = log sum_i e^lse_i      o = sum_i e^(lse_i - lse) o_i
 //
-// Gradients are the sum of the layers' gradients: P = e^(S - lse) of a pair is right in any layer, since lse and delta
+// Gradients are the sum of the parts' gradients: P = e^(S - lse) of a pair is right in any part, since lse and delta
 // are those of the whole row.
 #include <algorithm>
 #include <cmath>
@@ -27,11 +27,11 @@ using softmax::Sequence;
 
 template <class T>
 struct Answers {
-  std::vector<Rows> o, lse;  // per layer
+  std::vector<Rows> o, lse;  // per part
 
-  int64_t LayOut(const Problem& p, size_t layers, void* base) {
+  int64_t LayOut(const Problem& p, size_t parts, void* base) {
     Carver carver(base);
-    for (size_t i = 0; i < layers; ++i) {
+    for (size_t i = 0; i < parts; ++i) {
       o.push_back(Table<T>(carver, QueriesOf(p), p.query_heads, p.value_depth));
       lse.push_back(Table<T>(carver, QueriesOf(p), p.query_heads, 1));
     }
@@ -66,7 +66,7 @@ void ForTokens(Context& ctx, const Problem& p, int64_t Sequence::* first, int64_
   }
 }
 
-// Merges one row of o and lse from its layers.
+// Merges one row of o and lse from its parts.
 template <class T>
 void MergeRow(const Problem& p, const Answers<T>& answers, int64_t batch, int64_t token, int64_t head, T* o) {
   constexpr double kNone = -std::numeric_limits<double>::infinity();
@@ -77,8 +77,8 @@ void MergeRow(const Problem& p, const Answers<T>& answers, int64_t batch, int64_
     max = std::max(max, lse);  // keeps a NaN, unlike the other order of arguments
   }
   double total = 0;
-  const auto weight = [&](size_t layer) {
-    const auto lse = static_cast<double>(*At<T>(answers.lse[layer], batch, token, head));
+  const auto weight = [&](size_t part) {
+    const auto lse = static_cast<double>(*At<T>(answers.lse[part], batch, token, head));
     return lse == kNone ? 0 : std::exp(lse - max);
   };
   for (size_t i = 0; i < answers.lse.size(); ++i) total += weight(i);
@@ -90,8 +90,8 @@ void MergeRow(const Problem& p, const Answers<T>& answers, int64_t batch, int64_
     const double w = weight(i);
     if (w == 0) continue;
     const T share = static_cast<T>(w * factor);
-    const T* of_layer = At<T>(answers.o[i], batch, token, head);
-    for (int64_t e = 0; e < p.value_depth; ++e) o[e] += share * of_layer[e];
+    const T* of_part = At<T>(answers.o[i], batch, token, head);
+    for (int64_t e = 0; e < p.value_depth; ++e) o[e] += share * of_part[e];
   }
   Store<T>(p.dtype, o, p.value_depth, p.o, batch, token, head);
   if (p.lse.data != nullptr) *At<T>(p.lse, batch, token, head) = static_cast<T>(lse);
@@ -108,18 +108,17 @@ void RunBackwardSubproblems(const char* op, Context& ctx, const std::vector<Subp
 }
 
 template <class T>
-void Merge(const char* op, Context& ctx, const Problem& whole, const Options& options,
-           const std::vector<Layer>& layers) {
+void Merge(Context& ctx, const Problem& whole, size_t parts, const RunPart& run) {
   Answers<T> unplaced, answers;
-  ctx.ReserveTables(static_cast<size_t>(unplaced.LayOut(whole, layers.size(), nullptr)));
-  answers.LayOut(whole, layers.size(), ctx.Tables());
-  for (size_t i = 0; i < layers.size(); ++i) {
+  ctx.ReserveTables(static_cast<size_t>(unplaced.LayOut(whole, parts, nullptr)));
+  answers.LayOut(whole, parts, ctx.Tables());
+  for (size_t i = 0; i < parts; ++i) {
     Problem p = whole;
     p.sinks.clear();  // which count once per row
     p.wide_outputs = true;
     p.o = answers.o[i];
     p.lse = answers.lse[i];
-    RunSubproblems(op, ctx, SubproblemsOf(op, p, options, layers[i]));
+    run(i, p);
   }
   ctx.ReserveScratch(static_cast<size_t>(whole.value_depth) * sizeof(T));
   ForTokens(ctx, whole, &Sequence::first_q, &Sequence::num_queries, whole.query_heads,
@@ -165,6 +164,15 @@ void MergeBackward(const char* op, Context& ctx, const Problem& whole, const Opt
 
 }  // namespace
 
+void RunParts(Context& ctx, const Problem& whole, size_t parts, const RunPart& run) {
+  (whole.dtype == DType::kF64 ? &Merge<double> : &Merge<float>)(ctx, whole, parts, run);
+}
+
+int64_t PartBytes(const Problem& whole, size_t parts) {
+  return whole.dtype == DType::kF64 ? Answers<double>().LayOut(whole, parts, nullptr)
+                                    : Answers<float>().LayOut(whole, parts, nullptr);
+}
+
 void Run(const char* op, Context& ctx, const Options& options, Problem* whole) {
   const std::vector<Layer> layers = LayersOf(*whole, options);
   if (layers[0].kind == Layer::kTiles) {  // a single layer, without copies
@@ -172,10 +180,9 @@ void Run(const char* op, Context& ctx, const Options& options, Problem* whole) {
     softmax::Choose(op, ctx, *whole).forward(ctx, *whole);
   } else if (layers.size() == 1) {
     RunSubproblems(op, ctx, SubproblemsOf(op, *whole, options, layers[0]));
-  } else if (whole->dtype == DType::kF64) {
-    Merge<double>(op, ctx, *whole, options, layers);
   } else {
-    Merge<float>(op, ctx, *whole, options, layers);
+    RunParts(ctx, *whole, layers.size(),
+             [&](size_t i, const Problem& p) { RunSubproblems(op, ctx, SubproblemsOf(op, p, options, layers[i])); });
   }
 }
 
@@ -198,17 +205,13 @@ void RunBackward(const char* op, Context& ctx, const Options& options, const sof
 
 int64_t BytesOf(const char* op, const Context& ctx, const Problem& whole, const Options& options) {
   const std::vector<Layer> layers = LayersOf(whole, options);
-  int64_t most = 0, kept = 0;
+  int64_t most = 0;
   for (const Layer& layer : layers) {
     for (const auto& [problem, gradients] : SubproblemsOf(op, whole, options, layer)) {
       most = std::max(most, softmax::Choose(op, ctx, problem).workspace(ctx, problem) * ctx.num_threads());
     }
   }
-  if (layers.size() > 1) {
-    kept = whole.dtype == DType::kF64 ? Answers<double>().LayOut(whole, layers.size(), nullptr)
-                                      : Answers<float>().LayOut(whole, layers.size(), nullptr);
-  }
-  return most + kept + softmax::DecayBytes(whole);
+  return most + (layers.size() > 1 ? PartBytes(whole, layers.size()) : 0) + softmax::DecayBytes(whole);
 }
 
 int64_t BackwardBytesOf(const char* op, const Context& ctx, const Problem& whole, const Options& options,
