@@ -45,6 +45,7 @@ def test_public_names():
                  "merge_attention", "explain", "alibi_slopes", "rotary", "sinusoidal", "t5_bias", "t5_bias_backward",
                  "linformer", "linformer_backward", "longformer", "longformer_backward",
                  "merge_linear", "merge_linear_backward", "nsa", "nsa_backward", "NSACache", "certified_attention",
+                 "compressed_attention", "compressed_attention_backward", "CompressedAttentionGradients",
                  "attention_residual", "attention_residual_backward", "AttentionResidualGradients",
                  "log_linear_attention", "log_linear_attention_backward", "log_linear_attention_step",
                  "mesa", "mesa_backward", "mesa_step", "MesaGradients",

@@ -8,6 +8,8 @@ from heed.torch._attention import attention
 from heed.torch._attention_residual import attention_residual
 from heed.torch._block_mask import pattern_from_block_mask
 from heed.torch._caches import KVCache, LatentKVCache, NSACache, RingKVCache, load_cache
+from heed.torch._compress import compress
+from heed.torch._compressed_attention import compressed_attention
 from heed.torch._functions import (
     alibi_slopes,
     attention_map,
@@ -42,6 +44,8 @@ __all__ = [
     "attention_residual",
     "attention_weights",
     "certified_attention",
+    "compress",
+    "compressed_attention",
     "load_cache",
     "log_linear_attention",
     "log_linear_attention_step",
