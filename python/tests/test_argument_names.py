@@ -96,6 +96,7 @@ CALLS = {
     "attention_residual_backward": [{"do": zeros(2, 5, 8), **RESIDUALS}],
     "attention_weights": [{"q": QKV["q"], "k": QKV["k"], "lse": LSE, "rows": [0, 5], "heads": [3], **MASKS}],
     "certified_attention": [QKV | {"align": [3, 2], "key_lengths": [9, 8], "query_lengths": [6, 5], "out": O}],
+    "compress": [{"values": zeros(2, 6, 8), "gates": zeros(2, 6, 8), "bias": zeros(2, 8), "ratio": 2}],
     "compressed_attention": [COMPRESSED | {"out": O}],
     "compressed_attention_backward": [{"do": O, **COMPRESSED, "o": O, "lse": LSE, "dlse": LSE}],
     "explain": [{"name": "attention", **QKV}],

@@ -144,7 +144,8 @@ def test_stubs_have_the_same_functions_and_parameters(module, path):
     stub = stubbed(FOLDER / path)
     names = {name for name in module.__all__
              if callable(getattr(module, name)) and not isinstance(getattr(module, name), type)}
-    imported = {"advise", "pattern_from_block_mask", "provider_stats", "replace_sdpa", "scaled_dot_product_attention"}
+    imported = {"advise", "compress", "pattern_from_block_mask", "provider_stats", "replace_sdpa",
+                "scaled_dot_product_attention"}
     assert set(stub) == names - imported
     for name, (parameters, optional, more) in stub.items():
         at_runtime = inspect.signature(getattr(module, name)).parameters

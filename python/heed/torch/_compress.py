@@ -27,7 +27,7 @@ def compress(values: Tensor, gates: Tensor, bias: Tensor | None = None, *, ratio
     2026, sections 2.3.1 (overlap, ratio 4) and 2.3.2 (ratio 128).
 
     Args:
-      `values`: [B, T, ..., D], with overlap [B, T, ..., 2 D]
+      `values`: [B, T, ..., D], with overlap [B, T, ..., 2 D]; up to two axes of heads
       `gates`: logits, in the shape of values
       `bias`: [ratio, ..., D], added to the gates by position in the window, with the channels of values; None: zeros
       `ratio`: tokens per compressed one
@@ -39,11 +39,15 @@ def compress(values: Tensor, gates: Tensor, bias: Tensor | None = None, *, ratio
         _dispatch.check_tensors("compress", bias=bias)
     _dispatch.check_int("compress", "ratio", ratio, 1)
     _dispatch.check_bools("compress", overlap=overlap)
-    channels = values.shape[-1] if values.dim() >= 3 else 0
-    if values.dim() < 3 or (overlap and channels % 2) or not values.is_floating_point():
+    has_rank = 3 <= values.dim() <= 5
+    channels = values.shape[-1] if has_rank else 0
+    if not has_rank or (overlap and channels % 2) or not values.is_floating_point():
         expected = "[B, T, ..., 2 D]" if overlap else "[B, T, ..., D]"
         raise InvalidArgument(f"compress: values is {values.dtype} of shape {list(values.shape)}, "
                               f"expected floats {expected}")
+    for name, x in (("gates", gates), ("bias", bias)):
+        if x is not None and not x.is_floating_point():
+            raise InvalidArgument(f"compress: {name} is {x.dtype}, expected floats")
     if gates.shape != values.shape:
         raise InvalidArgument(f"compress: gates has shape {list(gates.shape)}, expected {list(values.shape)} as values")
     if bias is not None and (bias.dim() > values.dim() - 1 or bias.dim() < 2 or bias.shape[0] != ratio

@@ -41,7 +41,7 @@ struct Inputs {
   ConstTensorView k_cmp;  // [B, N, Hkv, D]: compressed keys, from position 0 on
   ConstTensorView v_cmp;  // [B, N, Hkv, Dv]
   // [B, Tq, n], or [B, Tq, Hkv, n], i32 or i64: the compressed keys that a row sees, in any order, each once and
-  // complete at the row's position; -1: none. Absent: all that are complete. select::Indexer chooses such keys.
+  // complete at the row's position; -1: none. Absent: all that are complete. Indexers choose such keys (select.h).
   ConstTensorView chosen;
   ConstTensorView sinks;  // [Hq], any float dtype: an extra logit of each head without a value; optional
 };

@@ -207,6 +207,7 @@ constexpr Said kSaid[] = {
     {"return_lse", "also return the log-sum-exp"},
     {"o", "the result of compressed_attention; None: computed again"},
     {"lse", "its log-sum-exp; None: computed again"},
+    {"dlse", "gradient of lse, in its shape and dtype; None: zeros"},
 };
 
 constexpr char kInPython[] = R"(
@@ -219,7 +220,7 @@ Example:
   >>> rng = np.random.default_rng(0)
   >>> q, k, v = rng.standard_normal((3, 1, 64, 2, 8), np.float32)
   >>> k_cmp, v_cmp = (x.reshape(1, 16, 4, 2, 8).mean(2) for x in (k, v))  # a model learns how to compress
-  >>> heed.compressed_attention(q, k, v, k_cmp, v_cmp, ratio=4, window=8, sinks=[0, 0]).shape
+  >>> heed.compressed_attention(q, k, v, k_cmp, v_cmp, ratio=4, window=8, sinks=[0.0, 0.0]).shape
   (1, 64, 2, 8)
   >>> latest = (np.arange(64)[:, None] + 1) // 4 - 1 - np.arange(3)  # the last three complete ones of each row
   >>> o = heed.compressed_attention(q, k, v, k_cmp, v_cmp, ratio=4, window=8, chosen=np.maximum(latest, -1)[None])
@@ -236,7 +237,8 @@ Example:
   >>> import heed, numpy as np
   >>> rng = np.random.default_rng(0)
   >>> do, q, k, v = rng.standard_normal((4, 1, 64, 2, 8), np.float32)
-  >>> g = heed.compressed_attention_backward(do, q, k, v, k[:, ::4], v[:, ::4], ratio=4, window=8)
+  >>> k_cmp, v_cmp = (x.reshape(1, 16, 4, 2, 8).mean(2) for x in (k, v))
+  >>> g = heed.compressed_attention_backward(do, q, k, v, k_cmp, v_cmp, ratio=4, window=8)
   >>> g.dk_cmp.shape, g.dsinks is None
   ((1, 16, 2, 8), True))";
 
