@@ -85,6 +85,9 @@ LEVELS = {"q": zeros(2, 6, 2, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 4, 5)
 MESA = {"q": zeros(2, 6, 2, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 2, 5), "beta": zeros(2, 6, 2),
         "lamb": zeros(2, 8), "log_decay": zeros(2, 6, 2), "iterations": 3, "eps": 0.1,
         "initial_state": zeros(2, 2, 8, 13)}
+TTT = {"q": zeros(2, 6, 2, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 2, 8), "weight": zeros(2, 8),
+       "bias": zeros(2, 8), "eta": zeros(2, 6, 2), "lr": zeros(2, 6, 2), "mini_batch": 3, "eps": 0.1, "scale": 0.5,
+       "residual": "output", "positions": [1, 2], "initial_state": zeros(2, 2, 2, 9, 8)}
 RESIDUALS = {"query": zeros(8), "residuals": zeros(3, 2, 5, 8), "weight": zeros(8)}
 CALLS = {
     "advise": [{**SELF, "mechanisms": ["attention"], "dtypes": ["f32"]}],
@@ -132,6 +135,10 @@ CALLS = {
     "sinusoidal": [{"T": 3, "D": 4}],
     "t5_bias": [{"table": zeros(8, 4), "Tq": 3, "Tk": 4, "bidirectional": True}],
     "t5_bias_backward": [{"dbias": zeros(4, 3, 4), "Tq": 3, "Tk": 4, "buckets": 8, "bidirectional": True}],
+    "ttt_linear": [TTT | {"lengths": [6, 5], "starts": [0, 1], "return_state": True}],
+    "ttt_linear_backward": [{"do": zeros(2, 6, 2, 8), **TTT, "dstate": zeros(2, 2, 2, 9, 8)}],
+    "ttt_linear_step": [{key: x[:, 0] if key in ("q", "k", "v", "eta", "lr") else x for key, x in TTT.items()
+                         if key != "initial_state"} | {"state": zeros(2, 2, 2, 9, 8)}],
     "view": [{"q": QKV["q"], "k": QKV["k"], "tokens": list("aheedpage"), **MASKS}],
 }
 for _name in _core._mechanisms:

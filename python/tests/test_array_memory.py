@@ -126,6 +126,11 @@ def calls():
             "lamb": np.ones((2, 8), np.float32)}
     yield "mesa", mesa
     yield "mesa_backward", {"do": normal(2, 6, 2, 5), **mesa}
+    ttt = {"q": normal(2, 6, 2, 8), "k": normal(2, 6, 2, 8), "v": normal(2, 6, 2, 8),
+           "weight": np.ones((2, 8), np.float32), "bias": normal(2, 8), "eta": np.abs(normal(2, 6, 2)),
+           "lr": np.abs(normal(2, 6, 2))}
+    yield "ttt_linear", ttt
+    yield "ttt_linear_backward", {"do": normal(2, 6, 2, 8), **ttt}
     residuals = {"query": normal(8), "residuals": normal(3, 2, 6, 8), "weight": normal(8)}
     yield "attention_residual", residuals
     yield "attention_residual_backward", {"do": normal(2, 6, 8), **residuals}

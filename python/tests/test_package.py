@@ -49,6 +49,7 @@ def test_public_names():
                  "attention_residual", "attention_residual_backward", "AttentionResidualGradients",
                  "log_linear_attention", "log_linear_attention_backward", "log_linear_attention_step",
                  "mesa", "mesa_backward", "mesa_step", "MesaGradients",
+                 "ttt_linear", "ttt_linear_backward", "ttt_linear_step", "TttLinearGradients",
                  "orthogonal_features", "KVCacheBase", "KVCache", "RingKVCache", "LatentKVCache", "load_cache",
                  "view", "View", "advise", "Advice", "Candidate", "set_num_threads", "get_num_threads", "set_checks",
                  "set_strict", "InvalidArgument", "Unsupported", "FileError", "__version__"):
