@@ -57,6 +57,10 @@ fla.ops.simple_gla.chunk.chunk_simple_gla(q, k, v, g=None, g_gamma=None, scale=N
     output_final_state=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None, **kwargs)
 fla.ops.log_linear_attn.chunk.chunk_log_linear_attn(q, k, v, g, level_scales, initial_state=None,
     output_final_state=False, cu_seqlens=None)
+fla.ops.ttt.chunk.chunk_ttt_linear(q, k, v, w, b, eta, scale=None, eps=1e-06, chunk_size=16, initial_state=None,
+    initial_state_bias=None, output_final_state=False, cu_seqlens=None, head_first=False)
+fla.ops.ttt.fused_chunk.fused_chunk_ttt_linear(q, k, v, w, b, eta, scale=None, eps=1e-06, chunk_size=16,
+    initial_state=None, initial_state_bias=None, output_final_state=False, cu_seqlens=None, head_first=False)
 fla.ops.mesa_net.chunk.chunk_mesa_net(q, k, v, g, beta, lamb, h_kk_init=None, h_kv_init=None,
     output_final_state=False, max_CG_iteration=30, use_qk_l2norm_in_kernel=False, cu_seqlens=None, cu_seqlens_cpu=None)
 fla.ops.mesa_net.decoding_one_step.mesa_net_decoding_one_step(q, k, v, g, lamb, beta, prev_h_kk, prev_h_kv,

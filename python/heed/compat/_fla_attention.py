@@ -1,6 +1,6 @@
 # The functions of fla.ops that are softmax attention, or whose arguments are unlike those of all others.
 """parallel_attn and its relatives, native sparse attention, mixtures of blocks, attention residuals, log-linear
-attention, MesaNet, Based, RWKV-4."""
+attention, MesaNet, TTT-Linear, Based, RWKV-4."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ PLACES = {
     "attn_decoding_one_step": "attn.decoding",
     "chunk_log_linear_attn": "log_linear_attn.chunk",
     "chunk_mesa_net": "mesa_net.chunk",
+    "chunk_ttt_linear": "ttt.chunk",
     "fused_attnres": "attnres.fused",
     "fused_chunk_based": "based.fused_chunk",
+    "fused_chunk_ttt_linear": "ttt.fused_chunk",
     "fused_recurrent_rwkv4": "rwkv4.fused_recurrent",
     "mesa_net_decoding_one_step": "mesa_net.decoding_one_step",
     "parallel_attn": "attn.parallel",
@@ -191,6 +193,100 @@ def mesa_net_decoding_one_step(q, k, v, g, lamb, beta, prev_h_kk, prev_h_kv, max
     state = torch.cat([prev_h_kk, prev_h_kv], -1).to(wide(q))
     o = heed.torch.mesa_step(q, k, v, beta, lamb, state, log_decay=g, iterations=max_CG_iteration, eps=1e-5)
     return o, *state.split((prev_h_kk.shape[-1], prev_h_kv.shape[-1]), -1)
+
+
+def _ttt_linear(name, q, k, v, w, b, eta, scale, eps, chunk_size, initial_state, initial_state_bias,
+                output_final_state, cu_seqlens, head_first):
+    refuse(name, "head_first", head_first, False)
+    _dispatch.check_tensors(name, q=q, k=k)
+    if isinstance(eta, float):
+        eta = torch.full_like(q[..., :1], eta)
+    _dispatch.check_tensors(name, eta=eta)
+    if eta.dim() != 4 or eta.shape[-1] != 1:
+        raise InvalidArgument(f"{name}: eta has shape {list(eta.shape)}, expected [B, T, H, 1]")
+    state, channels = None, k.shape[-1]
+    if initial_state is not None or initial_state_bias is not None:
+        given = initial_state if initial_state_bias is None else initial_state_bias
+        _dispatch.check_tensors(name, initial_state=given)
+        sizes = [*given.shape[:2], channels + 1]
+        W = given.new_zeros((*sizes[:2], channels, channels)) if initial_state is None else initial_state
+        bias = given.new_zeros((*sizes[:2], 1, channels)) if initial_state_bias is None else initial_state_bias
+        if W.shape[2:] != (channels, channels) or bias.shape != (*W.shape[:2], 1, channels):
+            raise InvalidArgument(f"{name}: initial_state has shape {list(W.shape)} and initial_state_bias "
+                                  f"{list(bias.shape)}, expected [B, H, {channels}, {channels}] and "
+                                  f"[B, H, 1, {channels}]")
+        of_both = torch.cat([W, bias], 2).to(wide(q))
+        state = torch.stack([of_both, torch.zeros_like(of_both)], 2)
+    o, state = heed.torch.ttt_linear(
+        q,
+        k,
+        v,
+        w,
+        b,
+        eta[..., 0],
+        mini_batch=chunk_size,
+        eps=eps,
+        scale=channels**-0.5 if scale is None else scale,
+        residual="output",
+        initial_state=state,
+        cu_seqlens=cu_seqlens,
+        return_state=True,
+    )
+    if not output_final_state:
+        return o, None, None
+    # The model after the last token: it need not end a mini-batch.
+    if q.shape[1] == 0:
+        return o, state[:, :, 0, :-1], state[:, :, 0, -1:]
+    last = eta[:, -1, :, 0] if cu_seqlens is None else eta[0, (torch.as_tensor(cu_seqlens)[1:] - 1).clamp(min=0), :, 0]
+    model = state[:, :, 0] - last[..., None, None].to(state.dtype) * state[:, :, 1]
+    return o, model[:, :, :-1], model[:, :, -1:]
+
+
+_with_ttt_names = speaking(weight="w", bias="b", mini_batch="chunk_size")
+
+
+@_with_ttt_names
+def chunk_ttt_linear(
+    q,
+    k,
+    v,
+    w,
+    b,
+    eta,
+    scale=None,
+    eps=1e-6,
+    chunk_size=16,
+    initial_state=None,
+    initial_state_bias=None,
+    output_final_state=False,
+    cu_seqlens=None,
+    head_first=False,
+):
+    """TTT-Linear with the residual of the original, what the queries read; (o, W, b), both after the last token."""
+    return _ttt_linear("chunk_ttt_linear", q, k, v, w, b, eta, scale, eps, chunk_size, initial_state,
+                       initial_state_bias, output_final_state, cu_seqlens, head_first)
+
+
+@_with_ttt_names
+def fused_chunk_ttt_linear(
+    q,
+    k,
+    v,
+    w,
+    b,
+    eta,
+    scale=None,
+    eps=1e-6,
+    chunk_size=16,
+    initial_state=None,
+    initial_state_bias=None,
+    output_final_state=False,
+    cu_seqlens=None,
+    head_first=False,
+):
+    """chunk_ttt_linear."""
+    return _ttt_linear("fused_chunk_ttt_linear", q, k, v, w, b, eta, scale, eps, chunk_size, initial_state,
+                       initial_state_bias, output_final_state, cu_seqlens, head_first)
 
 
 # --- sparse attention -------------------------------------------------------------------------------------------------

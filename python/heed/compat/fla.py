@@ -423,8 +423,6 @@ _LACKING = {
     "chunk_gated_oja_rule": "gated_oja_rule.chunk",
     "chunk_gsa": "gsa.chunk",
     "chunk_titans_linear": "titans.naive",
-    "chunk_ttt_linear": "ttt.chunk",
-    "fused_chunk_ttt_linear": "ttt.fused_chunk",
     "fused_recurrent_gated_oja_rule": "gated_oja_rule.fused_recurrent",
     "fused_recurrent_gsa": "gsa.fused_recurrent",
     "parallel_parallax": "parallax.parallel",

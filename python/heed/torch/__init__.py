@@ -31,6 +31,7 @@ from heed.torch._multihead import MultiheadAttention
 from heed.torch._nsa import nsa
 from heed.torch._provider import provider_stats
 from heed.torch._sdpa import replace_sdpa, scaled_dot_product_attention
+from heed.torch._ttt_linear import ttt_linear, ttt_linear_step
 
 __all__ = [
     "KVCache",
@@ -64,6 +65,8 @@ __all__ = [
     "scaled_dot_product_attention",
     "sinusoidal",
     "t5_bias",
+    "ttt_linear",
+    "ttt_linear_step",
 ]
 
 # Mechanisms: whichever the extension module has.
