@@ -197,8 +197,9 @@ class Maker : mechanism::RandomArguments {
     if (Chance(0.5)) p_.options.scale = random_.Pick({0.3, -1.0, 2.0});
     if (Chance(0.5)) {
       p_.pass = "backward";
-      p_.in.d_o = Tensor(dtype_, {B, T, H, K}, true, 1);
-      if (Chance(0.5)) p_.in.d_final_state = Tensor(wide, {N, H, 2, K + 1, K}, false, 1);
+      const double loss = dtype_ == DType::kF16 ? 0x1p-6 : 1;  // keeps gradients in the range of f16
+      p_.in.d_o = Tensor(dtype_, {B, T, H, K}, true, loss);
+      if (Chance(0.5)) p_.in.d_final_state = Tensor(wide, {N, H, 2, K + 1, K}, false, loss);
     }
     Describe(p_);
     return ToCase(p_);
