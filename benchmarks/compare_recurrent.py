@@ -6,9 +6,9 @@ named and left out; `pip install onnxruntime onnx jax` brings two of them.
 
 Peers: ONNX Runtime's contrib operator LinearAttention; the causal product of pytorch-fast-transformers, C++; the chunk
 form of linear attention in plain PyTorch, as GPU libraries arrange it; the recurrence in plain PyTorch, token by token;
-the same as a scan of JAX, compiled; MesaNet by chunks and by direct solutions; torch.fft; Mamba, Mamba-2,
-RecurrentGemma, Qwen3-Next, Kimi Linear, xLSTM and RWKV-4 as Transformers computes them where no GPU library is. One
-thread is timed by the CPU time of the process, as some of them work on threads of their own.
+the same as a scan of JAX, compiled; MesaNet by chunks and by direct solutions; TTT-Linear by mini-batches; torch.fft;
+Mamba, Mamba-2, RecurrentGemma, Qwen3-Next, Kimi Linear, xLSTM and RWKV-4 as Transformers computes them where no GPU
+library is. One thread is timed by the CPU time of the process, as some of them work on threads of their own.
 
 Usage: compare_recurrent.py [FILTER] [--json] [--threads 1] [--rounds 5] [--tokens 2048]
 Example: compare_recurrent.py 'gla/.*/jax'
@@ -21,6 +21,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import turns
 from mesa_peers import mesa_chunks, mesa_solve
+from recurrent_problems import (
+    DeltaProblem,
+    MesaProblem,
+    MlstmProblem,
+    Problem,
+    Rwkv4Problem,
+    ScanProblem,
+    SsdProblem,
+    TttProblem,
+)
+from ttt_peers import ttt_dual
 
 TOLERANCE = 1e-4  # relative, of sums over thousands of tokens in float32, on both sides
 CHUNK = 64
@@ -28,194 +39,6 @@ CHUNK = 64
 
 class Missing(Exception):
     """A peer that cannot run here."""
-
-
-class Problem:
-    """Inputs of one mechanism as PyTorch tensors, [B, T, H, D] contiguous, and heed's side."""
-
-    def __init__(self, torch, heed, name, tokens, heads, keys, values):
-        generator = torch.Generator().manual_seed(1)
-
-        def normal(*shape):
-            return torch.randn(*shape, generator=generator)
-
-        self.torch, self.heed, self.name = torch, heed, name
-        self.shape = (tokens, heads, keys, values)
-        self.q, self.k = normal(1, tokens, heads, keys), normal(1, tokens, heads, keys)
-        self.v, self.d_o = normal(1, tokens, heads, values), normal(1, tokens, heads, values)
-        self.gate = None
-        if name != "linear":
-            shape = (1, tokens, heads) if name == "simple_gla" else (1, tokens, heads, keys)
-            self.gate = -0.1 * torch.rand(*shape, generator=generator)
-        self.scale = 1.0 if name == "linear" else keys ** -0.5
-        self.leaves = [x for x in (self.q, self.k, self.v, self.gate) if x is not None]
-
-    def call(self):
-        """heed's function, its arguments and its keywords."""
-        if self.name == "linear":
-            return (self.heed.linear_attention, self.heed.linear_attention_backward,
-                    dict(feature_map="identity", normalize=False))
-        function = getattr(self.heed, self.name)
-        return function, getattr(self.heed, f"{self.name}_backward"), {}
-
-    def ours(self, backward, threads):
-        forward, gradients, options = self.call()
-        arrays = [x.detach().numpy() for x in self.leaves]
-        d_o = self.d_o.numpy()
-
-        def run():
-            o = forward(*arrays, threads=threads, **options)
-            if not backward:
-                return [o]
-            g = gradients(d_o, *arrays, threads=threads, **options)
-            return [o, g.dq, g.dk, g.dv, *([g.dlog_decay] if self.gate is not None else [])]
-
-        return run
-
-    def by_autograd(self, function, backward):
-        """A peer that is a function of tensors [B, T, H, D]."""
-        leaves = [x.detach().clone().requires_grad_(backward) for x in self.leaves]
-
-        def run():
-            for leaf in leaves:
-                leaf.grad = None
-            with self.torch.set_grad_enabled(backward):
-                o = function(*leaves)
-                if not backward:
-                    return [o.detach().numpy()]
-                o.backward(self.d_o)
-            return [o.detach().numpy(), *(leaf.grad.numpy() for leaf in leaves)]
-
-        return run
-
-
-class SsdProblem(Problem):
-    """Mamba-2 as its layers call it: x [B, T, H, P], B, C [B, T, 1, N] of one group, dt, A, D and dt_bias per head."""
-
-    def __init__(self, torch, heed, name, tokens, heads, keys, values):
-        super().__init__(torch, heed, "linear", tokens, heads, keys, values)
-        generator = torch.Generator().manual_seed(2)
-        dt, bias = torch.randn(1, tokens, heads, generator=generator), torch.randn(heads, generator=generator)
-        rates = -torch.arange(1, heads + 1, dtype=torch.float32)  # as the layer begins
-        self.name, self.leaves = name, [self.v, dt, rates, self.k[:, :, :1], self.q[:, :, :1], torch.ones(heads),
-                                        bias - 4]
-
-    def ours(self, backward, threads):
-        x, dt, A, B, C, D, bias = (leaf.contiguous().numpy() for leaf in self.leaves)
-        options = dict(D=D, dt_bias=bias, dt_softplus=True, threads=threads)
-        d_o = self.d_o.numpy()
-
-        def run():
-            o = self.heed.ssd(x, dt, A, B, C, **options)
-            if not backward:
-                return [o]
-            g = self.heed.ssd_backward(d_o, x, dt, A, B, C, **options)
-            return [o, g.dx, g.ddt, g.dA, g.dB, g.dC, g.dD, g.ddt_bias]
-
-        return run
-
-
-class GatedProblem(Problem):
-    """A mechanism whose gradients have the names of its arguments."""
-
-    def ours(self, backward, threads):
-        arrays = [leaf.contiguous().numpy() for leaf in self.leaves]
-        forward, gradients, d_o = (getattr(self.heed, self.name), getattr(self.heed, f"{self.name}_backward"),
-                                   self.d_o.numpy())
-
-        def run():
-            o = forward(*arrays, threads=threads)
-            return [o, *gradients(d_o, *arrays, threads=threads)[:-1]] if backward else [o]
-
-        return run
-
-
-class DeltaProblem(GatedProblem):
-    """q, k of norm 1, v, log decays per token or per channel of keys, beta."""
-
-    def __init__(self, torch, heed, name, tokens, heads, keys, values):
-        super().__init__(torch, heed, "gla" if name == "kda" else "simple_gla", tokens, heads, keys, values)
-        self.name, self.k = name, torch.nn.functional.normalize(self.k, dim=-1)
-        self.beta = torch.rand(1, tokens, heads, generator=torch.Generator().manual_seed(2))
-        self.leaves = [self.q, self.k, self.v, self.gate, self.beta]
-
-
-class MesaProblem(DeltaProblem):
-    """q, k of norm 1, v, beta, the regularisation and log decays, with 30 steps of the solver."""
-
-    def __init__(self, torch, heed, name, tokens, heads, keys, values):
-        super().__init__(torch, heed, name, tokens, heads, keys, values)
-        lamb = 0.75 + torch.rand(heads, keys, generator=torch.Generator().manual_seed(3))
-        self.leaves = [self.q, self.k, self.v, self.beta, lamb, self.gate]
-
-    def ours(self, backward, threads):
-        *arrays, gate = (leaf.contiguous().numpy() for leaf in self.leaves)
-        d_o, options = self.d_o.numpy(), dict(log_decay=gate, threads=threads)
-
-        def run():
-            if not backward:
-                return [self.heed.mesa(*arrays, **options)]
-            o, x = self.heed.mesa(*arrays, **options, return_solution=True)
-            return [o, *self.heed.mesa_backward(d_o, *arrays, **options, solution=x)[:-1]]
-
-        return run
-
-
-class MlstmProblem(GatedProblem):
-    def __init__(self, torch, heed, name, tokens, heads, keys, values):
-        super().__init__(torch, heed, "linear", tokens, heads, keys, values)
-        generator = torch.Generator().manual_seed(2)
-        i, f = (torch.randn(1, tokens, heads, generator=generator) for _ in range(2))
-        self.name, self.leaves = name, [self.q, self.k, self.v, i, 3 + f]
-
-
-class Rwkv4Problem(GatedProblem):
-    """k and v [B, T, C], the decay and the bonus per channel."""
-
-    def __init__(self, torch, heed, name, tokens, heads, keys, values):
-        super().__init__(torch, heed, "linear", tokens, heads, keys, values)
-        generator = torch.Generator().manual_seed(2)
-        w, u = (torch.randn(heads * values, generator=generator) for _ in range(2))
-        self.name, self.d_o = name, self.d_o.flatten(2)
-        self.leaves = [self.k.flatten(2), self.v.flatten(2), -w.exp(), u]
-
-
-class ScanProblem(GatedProblem):
-    """A scan of heads * values channels: the gradient of the state is left out."""
-
-    def __init__(self, torch, heed, name, tokens, heads, keys, values):
-        generator = torch.Generator().manual_seed(2)
-
-        def normal(*shape):
-            return torch.randn(*shape, generator=generator)
-
-        self.torch, self.heed, self.name, self.options = torch, heed, name.removesuffix("_65536"), {}
-        channels = heads * values
-        u = normal(1, channels, tokens)
-        if name == "selective_scan":  # Mamba's, keys states per channel
-            rates = -torch.arange(1.0, keys + 1).repeat(channels, 1)
-            self.leaves = [u, normal(1, channels, tokens) - 3, rates, normal(1, keys, tokens), normal(1, keys, tokens),
-                           torch.ones(channels)]
-            self.options = {"delta_softplus": True}
-        elif name == "s4d":  # keys modes per channel, as S4D begins
-            rates = torch.full((channels, keys), 0.5).log(), torch.pi * torch.arange(float(keys)).repeat(channels, 1)
-            self.leaves = [u, normal(channels) - 4, *rates, normal(channels, keys, 2), torch.ones(channels)]
-        elif self.name == "long_convolution":  # the kernel is as long as the sequence
-            self.leaves = [u, normal(channels, tokens)]
-        else:
-            self.leaves = [u.transpose(1, 2).contiguous(), *(normal(1, tokens, channels) for _ in range(2)),
-                           normal(channels)]
-        self.d_o = torch.randn(self.leaves[0].shape, generator=generator)
-
-    def ours(self, backward, threads):
-        arrays, d_o = [leaf.numpy() for leaf in self.leaves], self.d_o.numpy()
-        forward, gradients = getattr(self.heed, self.name), getattr(self.heed, f"{self.name}_backward")
-
-        def run():
-            o = forward(*arrays, threads=threads, **self.options)
-            return [o, *gradients(d_o, *arrays, threads=threads, **self.options)[: len(arrays)]] if backward else [o]
-
-        return run
 
 
 def transformers_mamba(problem, backward):
@@ -494,6 +317,7 @@ PEERS_OF = {
     "gated_delta_rule": {"transformers": transformers_gated_delta, "onnxruntime": onnx, "jax": jax_scan},
     "kda": {"transformers": transformers_kda, "jax": jax_scan},
     "mesa": {"chunks": mesa_chunks, "solve": mesa_solve},
+    "ttt_linear": {"dual": ttt_dual},
     "mlstm": {"transformers": transformers_mlstm},
     "rwkv4": {"transformers": transformers_rwkv4},
     "selective_scan": {"transformers": transformers_mamba, "jax": jax_mamba},
@@ -503,12 +327,13 @@ PEERS_OF = {
     "long_convolution_65536": {"torch.fft": torch_fft},
 }
 PROBLEMS = {"ssd": SsdProblem, "gated_delta_rule": DeltaProblem, "kda": DeltaProblem, "mesa": MesaProblem,
-            "mlstm": MlstmProblem, "rwkv4": Rwkv4Problem, "selective_scan": ScanProblem, "rg_lru": ScanProblem,
-            "s4d": ScanProblem, "long_convolution": ScanProblem, "long_convolution_65536": ScanProblem}
+            "ttt_linear": TttProblem, "mlstm": MlstmProblem, "rwkv4": Rwkv4Problem, "selective_scan": ScanProblem,
+            "rg_lru": ScanProblem, "s4d": ScanProblem, "long_convolution": ScanProblem,
+            "long_convolution_65536": ScanProblem}
 # Heads, keys, values.
 SHAPES = {"linear": (12, 64, 64), "simple_gla": (6, 64, 128), "gla": (6, 64, 128), "ssd": (24, 128, 64),
-          "gated_delta_rule": (6, 128, 128), "kda": (6, 128, 128), "mesa": (4, 64, 64), "mlstm": (6, 128, 128),
-          "rwkv4": (6, 128, 128),
+          "gated_delta_rule": (6, 128, 128), "kda": (6, 128, 128), "mesa": (4, 64, 64), "ttt_linear": (4, 64, 64),
+          "mlstm": (6, 128, 128), "rwkv4": (6, 128, 128),
           "selective_scan": (12, 16, 128), "rg_lru": (20, 1, 128), "s4d": (4, 32, 128),
           "long_convolution": (6, 128, 128), "long_convolution_65536": (1, 16, 16)}
 # Tokens where they are not the usual number; training alone takes fewer where autograd keeps a tensor per token.
@@ -522,6 +347,7 @@ GOALS = {("linear", "forward", "onnxruntime"): 5, ("gla", "forward", "onnxruntim
          ("gated_delta_rule", "train", "jax"): 30,
          ("kda", "forward", "transformers"): 25, ("kda", "train", "transformers"): 150,
          **{("mesa", kind, peer): 5 for kind in ("forward", "train") for peer in ("chunks", "solve")},
+         ("ttt_linear", "forward", "dual"): 5, ("ttt_linear", "train", "dual"): 5,
          ("mlstm", "forward", "transformers"): 2.2, ("mlstm", "train", "transformers"): 3,
          ("selective_scan", "forward", "transformers"): 40, ("selective_scan", "train", "transformers"): 60,
          ("selective_scan", "forward", "jax"): 4, ("selective_scan", "train", "jax"): 10,
