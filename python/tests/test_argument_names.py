@@ -88,6 +88,8 @@ MESA = {"q": zeros(2, 6, 2, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 2, 5), 
 TTT = {"q": zeros(2, 6, 2, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 2, 8), "weight": zeros(2, 8),
        "bias": zeros(2, 8), "eta": zeros(2, 6, 2), "lr": zeros(2, 6, 2), "mini_batch": 3, "eps": 0.1, "scale": 0.5,
        "residual": "output", "positions": [1, 2], "initial_state": zeros(2, 2, 2, 9, 8)}
+PATH = {"q": zeros(2, 6, 4, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 2, 5), "w": zeros(2, 6, 2, 8),
+        "beta": zeros(2, 6, 2), "log_forget": zeros(2, 6, 4), "scale": 0.5}
 RESIDUALS = {"query": zeros(8), "residuals": zeros(3, 2, 5, 8), "weight": zeros(8)}
 CALLS = {
     "advise": [{**SELF, "mechanisms": ["attention"], "dtypes": ["f32"]}],
@@ -116,6 +118,10 @@ CALLS = {
     "mesa_step": [{"q": zeros(2, 2, 8), "k": zeros(2, 2, 8), "v": zeros(2, 2, 5), "beta": zeros(2, 2),
                    "lamb": zeros(2, 8), "state": zeros(2, 2, 8, 13), "log_decay": zeros(2, 2), "iterations": 3,
                    "eps": 0.1}],
+    "path_attention": [PATH | {"lengths": [6, 5], "starts": [0, 1], "return_lse": True}],
+    "path_attention_backward": [{"do": zeros(2, 6, 4, 5), **PATH, "o": zeros(2, 6, 4, 5), "lse": zeros(2, 4, 6),
+                                 "dlse": zeros(2, 4, 6)}],
+    "path_attention_keys": [{"keys": zeros(2, 6, 2, 8), "w": zeros(2, 1, 2, 8), "beta": zeros(2, 1, 2)}],
     "merge_attention": [{"parts": [(O, LSE), (O, LSE)], "sinks": zeros(4)}],
     "merge_linear": [LINEAR],
     "merge_linear_backward": [{"do": O, **LINEAR}],

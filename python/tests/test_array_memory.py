@@ -131,6 +131,11 @@ def calls():
            "lr": np.abs(normal(2, 6, 2))}
     yield "ttt_linear", ttt
     yield "ttt_linear_backward", {"do": normal(2, 6, 2, 8), **ttt}
+    path = {"q": normal(2, 6, 4, 8), "k": normal(2, 6, 2, 8), "v": normal(2, 6, 2, 5), "w": normal(2, 6, 2, 8),
+            "beta": np.abs(normal(2, 6, 2)), "log_forget": -np.abs(normal(2, 6, 4))}
+    yield "path_attention", path
+    yield "path_attention_backward", {"do": normal(2, 6, 4, 5), **path, "o": normal(2, 6, 4, 5),
+                                      "lse": normal(2, 4, 6)}
     residuals = {"query": normal(8), "residuals": normal(3, 2, 6, 8), "weight": normal(8)}
     yield "attention_residual", residuals
     yield "attention_residual_backward", {"do": normal(2, 6, 8), **residuals}

@@ -240,7 +240,8 @@ def test_compare_has_a_row_for_each_mechanism_or_says_why_not():
     compare = document("compare", SHIPPED, "--dtype", "f32")
     rows, skipped = compare["rows"], {x["mechanism"]: x["reason"] for x in compare["skipped"]}
     state = {row["mechanism"]: row["state_bytes"] for row in rows}
-    others = {"attention_residual", "log_linear_attention", "mesa", "ttt_linear"}  # have only list, verify and bench
+    # have no command but list, verify and bench
+    others = {"attention_residual", "log_linear_attention", "mesa", "path_attention", "ttt_linear"}
     assert set(state) | set(skipped) == {op["name"] for op in document("list")} - others
     assert not set(state) & set(skipped)
     assert set(SUFFICE) >= {"linear_attention", "based", "retention"} and set(SUFFICE) <= set(state)

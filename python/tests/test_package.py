@@ -50,6 +50,7 @@ def test_public_names():
                  "log_linear_attention", "log_linear_attention_backward", "log_linear_attention_step",
                  "mesa", "mesa_backward", "mesa_step", "MesaGradients",
                  "ttt_linear", "ttt_linear_backward", "ttt_linear_step", "TttLinearGradients",
+                 "path_attention", "path_attention_backward", "path_attention_keys", "PathAttentionGradients",
                  "orthogonal_features", "KVCacheBase", "KVCache", "RingKVCache", "LatentKVCache", "load_cache",
                  "view", "View", "advise", "Advice", "Candidate", "set_num_threads", "get_num_threads", "set_checks",
                  "set_strict", "InvalidArgument", "Unsupported", "FileError", "__version__"):

@@ -69,6 +69,9 @@ def case(name):
         "nsa": (lambda *x: heed.torch.nsa(*x[:4], compressed=x[4:], block=2, count=4, window=2),
                 [normal(2, 9, 2, 4), normal(2, 9, 1, 4), normal(2, 9, 1, 3), normal(2, 9, 2, 3), normal(2, 4, 1, 4),
                  normal(2, 4, 1, 3)]),
+        "path_attention": (lambda *x: heed.torch.path_attention(*x[:3], 0.3 * x[3], x[4].square(), -x[5].exp()),
+                           [q, normal(2, 5, 1, 4, seed=2), normal(2, 5, 1, 3, seed=3), normal(2, 5, 1, 4, seed=4),
+                            normal(2, 5, 1), normal(2, 5, 2)]),
         "rotary": (lambda x: heed.torch.rotary(x, positions, interleaved=True), [q]),
         "t5_bias": (lambda x: heed.torch.t5_bias(x, 4, 6, bidirectional=True), [normal(8, 2)]),
         "ttt_linear": (lambda *x: heed.torch.ttt_linear(*x[:6], lr=x[6], mini_batch=3, eps=0.1),
@@ -80,7 +83,7 @@ def case(name):
 
 OPERATORS = [*NAMES, *scans.DESCRIPTIONS, "attention", "attention_residual", "causal_conv1d",
              "compressed_attention", "gated_rows", "linformer", "log_linear_attention", "longformer", "merge_linear",
-             "mesa", "nsa", "rotary", "t5_bias", "token_shift", "ttt_linear"]
+             "mesa", "nsa", "path_attention", "rotary", "t5_bias", "token_shift", "ttt_linear"]
 LINEAR = ["rotary", "t5_bias"]  # whose derivative of forward mode is the operator itself
 
 
@@ -175,7 +178,7 @@ def test_checkpoints_recompute_states(name, reentrant):
 
 # The backward passes of these keep their results.
 @pytest.mark.parametrize("name", [x for x in OPERATORS if x not in (
-    "attention", "compressed_attention", "longformer")])
+    "attention", "compressed_attention", "longformer", "path_attention")])
 def test_a_result_may_be_changed_in_place_before_backward(name):
     function, inputs = case(name)
     expected = gradients(lambda *x: 2 * function(*x), inputs)

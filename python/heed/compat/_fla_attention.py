@@ -1,6 +1,6 @@
 # The functions of fla.ops that are softmax attention, or whose arguments are unlike those of all others.
 """parallel_attn and its relatives, native sparse attention, mixtures of blocks, attention residuals, log-linear
-attention, MesaNet, TTT-Linear, Based, RWKV-4."""
+attention, MesaNet, TTT-Linear, PaTH, Based, RWKV-4."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ PLACES = {
     "parallel_forgetting_attn": "forgetting_attn.parallel",
     "parallel_moba": "moba.parallel",
     "parallel_nsa": "nsa.parallel",
+    "parallel_path_attn": "path_attn.parallel",
 }
 
 _in_their_words = speaking(
@@ -287,6 +288,26 @@ def fused_chunk_ttt_linear(
     """chunk_ttt_linear."""
     return _ttt_linear("fused_chunk_ttt_linear", q, k, v, w, b, eta, scale, eps, chunk_size, initial_state,
                        initial_state_bias, output_final_state, cu_seqlens, head_first)
+
+
+@speaking(log_forget="g")
+def parallel_path_attn(q, k, v, w, beta, g=None, scale=None, cu_seqlens=None, use_cache=False):
+    """PaTH attention; o, and the keys as they have passed all tokens or None. The original multiplies its log forget
+    gates by the scale, as the logits."""
+    if cu_seqlens is not None:
+        refuse("parallel_path_attn", "use_cache", use_cache, False)
+    _dispatch.check_tensors("parallel_path_attn", q=q, k=k, w=w, beta=beta)
+    scale = k.shape[-1] ** -0.5 if scale is None else scale
+    gates = None
+    if g is not None:
+        _dispatch.check_tensors("parallel_path_attn", g=g)
+        gates = g.to(wide(q)) * scale
+    o = heed.torch.path_attention(q, k, v, w.to(q.dtype), beta, gates, scale=scale, cu_seqlens=cu_seqlens)
+    if not use_cache:
+        return o, None
+    keys = k.detach().to(wide(k), copy=True)
+    heed.torch.path_attention_keys(keys, w.detach().to(q.dtype), beta.detach())
+    return o, keys.to(k.dtype)
 
 
 # --- sparse attention -------------------------------------------------------------------------------------------------

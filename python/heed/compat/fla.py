@@ -426,7 +426,6 @@ _LACKING = {
     "fused_recurrent_gated_oja_rule": "gated_oja_rule.fused_recurrent",
     "fused_recurrent_gsa": "gsa.fused_recurrent",
     "parallel_parallax": "parallax.parallel",
-    "parallel_path_attn": "path_attn.parallel",
     "parallel_rebased": "rebased.parallel",
     "parallel_wall_attn": "wall_attn.parallel",
     "parallel_wall_attn_decode": "wall_attn.decode",

@@ -21,14 +21,14 @@ def _to_tensor(array: Any) -> Any:
     """heed's results as tensors that share their memory."""
     if isinstance(array, tuple):
         return tuple(_to_tensor(x) for x in array)
-    if isinstance(array, Tensor):  # `out`
+    if array is None or isinstance(array, Tensor):  # `out`
         return array
     if array.dtype.name == "bfloat16":  # known to PyTorch, but not by that name of NumPy's
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
-_WRITTEN = ("state", "out")  # arguments that functions change
+_WRITTEN = ("state", "keys", "out")  # arguments that functions change
 
 
 def _bare_arguments(
