@@ -50,7 +50,7 @@ Context::~Context() {
 
 void Context::set_isa(std::string_view name) { allowed_targets_ = TargetsUpTo(name); }
 
-void Context::ReserveScratch(size_t bytes_per_worker) {
+void Context::ReserveScratch(int64_t bytes_per_worker) {
   const size_t workers = static_cast<size_t>(num_threads_);
   if (bytes_per_worker <= scratch_bytes_ && scratch_.size() == workers) return;
   for (void* memory : scratch_) os::FreeAligned(memory);
@@ -64,7 +64,7 @@ void Context::ReserveScratch(size_t bytes_per_worker) {
 
 namespace {
 
-void Reserve(size_t num_bytes, size_t& size, void*& memory) {
+void Reserve(int64_t num_bytes, int64_t& size, void*& memory) {
   if (num_bytes <= size) return;
   os::FreeAligned(memory);
   memory = nullptr;
@@ -75,11 +75,11 @@ void Reserve(size_t num_bytes, size_t& size, void*& memory) {
 
 }  // namespace
 
-void Context::ReserveShared(size_t num_bytes) { Reserve(num_bytes, shared_bytes_, shared_); }
+void Context::ReserveShared(int64_t num_bytes) { Reserve(num_bytes, shared_bytes_, shared_); }
 
-void Context::ReserveStaging(size_t num_bytes) { Reserve(num_bytes, staging_bytes_, staging_); }
+void Context::ReserveStaging(int64_t num_bytes) { Reserve(num_bytes, staging_bytes_, staging_); }
 
-void Context::ReserveTables(size_t num_bytes) { Reserve(num_bytes, tables_bytes_, tables_); }
+void Context::ReserveTables(int64_t num_bytes) { Reserve(num_bytes, tables_bytes_, tables_); }
 
 void Context::Run(int64_t num_tasks, void (*body)(void*, int), void* argument) {
   if (num_tasks <= 0) return;

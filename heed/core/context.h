@@ -64,19 +64,19 @@ class HEED_API Context {
   // Makes Scratch(worker) hold at least this many bytes for each worker, and
   // keeps it for later calls. May throw std::bad_alloc; call it before
   // ParallelFor, inside which nothing may.
-  void ReserveScratch(size_t bytes_per_worker);
+  void ReserveScratch(int64_t bytes_per_worker);
   void* Scratch(int worker) const { return scratch_[static_cast<size_t>(worker)]; }
 
   // One block of memory that all workers share, with the same rules as Scratch.
-  void ReserveShared(size_t num_bytes);
+  void ReserveShared(int64_t num_bytes);
   void* Shared() const { return shared_; }
 
   // Another shared block, in which an operation prepares the arguments of an engine.
-  void ReserveStaging(size_t num_bytes);
+  void ReserveStaging(int64_t num_bytes);
   void* Staging() const { return staging_; }
 
   // A third shared block, for tables that an engine derives from its arguments.
-  void ReserveTables(size_t num_bytes);
+  void ReserveTables(int64_t num_bytes);
   void* Tables() const { return tables_; }
 
   // Calls f(task, worker) once for every task in [0, num_tasks). Tasks are handed out in ascending order, each to the
@@ -111,13 +111,13 @@ class HEED_API Context {
   bool strict_ = false;
   bool checks_ = false;
   void* stream_ = nullptr;
-  size_t scratch_bytes_ = 0;
+  int64_t scratch_bytes_ = 0;
   std::vector<void*> scratch_;
-  size_t shared_bytes_ = 0;
+  int64_t shared_bytes_ = 0;
   void* shared_ = nullptr;
-  size_t staging_bytes_ = 0;
+  int64_t staging_bytes_ = 0;
   void* staging_ = nullptr;
-  size_t tables_bytes_ = 0;
+  int64_t tables_bytes_ = 0;
   void* tables_ = nullptr;
 };
 

@@ -196,13 +196,13 @@ TEST(ContextTest, NoScratchIsAlsoScratch) {
 
 TEST(ContextTest, ScratchWorksAgainAfterItFailed) {
   Context ctx(2);
-  EXPECT_THROW(ctx.ReserveScratch(SIZE_MAX), std::bad_alloc);
+  EXPECT_THROW(ctx.ReserveScratch(INT64_MAX), std::bad_alloc);
   ctx.ReserveScratch(64);
   for (int worker = 0; worker < 2; ++worker) {
     ASSERT_NE(ctx.Scratch(worker), nullptr);
     std::memset(ctx.Scratch(worker), 1, 64);
   }
-  EXPECT_THROW(ctx.ReserveScratch(SIZE_MAX), std::bad_alloc);
+  EXPECT_THROW(ctx.ReserveScratch(INT64_MAX), std::bad_alloc);
   ctx.ReserveScratch(0);
   EXPECT_NE(ctx.Scratch(1), nullptr);
 }

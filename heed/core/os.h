@@ -104,9 +104,9 @@ class HEED_API GuardedMemory {
   uint8_t* data_ = nullptr;
 };
 
-// Aligned memory, on huge pages if it is large and the system offers them. Throws std::bad_alloc. Free it with
-// FreeAligned.
-HEED_API void* AllocateAligned(size_t num_bytes);
+// Aligned memory, on huge pages if it is large and the system offers them. Throws std::bad_alloc, also for more bytes
+// than a pointer can address and for a negative number. Free it with FreeAligned.
+HEED_API void* AllocateAligned(int64_t num_bytes);
 HEED_API void FreeAligned(void* memory);
 
 // Results of arithmetic on x86-64 are flushed to zero if they are subnormal, which takes it 100 cycles and more

@@ -191,12 +191,12 @@ GuardedMemory& GuardedMemory::operator=(GuardedMemory&& other) noexcept {
   return *this;
 }
 
-void* AllocateAligned(size_t num_bytes) {
-  constexpr size_t kLine = 128, kHuge = size_t{1} << 21;
-  const size_t alignment = num_bytes >= kHuge / 8 ? kHuge : kLine;
-  if (num_bytes > SIZE_MAX - alignment) throw std::bad_alloc();
-  const size_t rounded = (num_bytes + alignment - 1) / alignment * alignment;
-  void* memory = std::aligned_alloc(alignment, rounded == 0 ? kLine : rounded);
+void* AllocateAligned(int64_t num_bytes) {
+  constexpr int64_t kLine = 128, kHuge = int64_t{1} << 21;
+  if (num_bytes < 0 || num_bytes > PTRDIFF_MAX - kHuge) throw std::bad_alloc();
+  const auto alignment = static_cast<size_t>(num_bytes >= kHuge / 8 ? kHuge : kLine);
+  const size_t rounded = (static_cast<size_t>(num_bytes) + alignment - 1) / alignment * alignment;
+  void* memory = std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
   if (memory == nullptr) throw std::bad_alloc();
 #if defined(MADV_HUGEPAGE)
   if (alignment == kHuge) madvise(memory, rounded, MADV_HUGEPAGE);

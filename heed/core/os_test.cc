@@ -142,13 +142,15 @@ TEST(ReplaceFileTest, ReplacesAndReportsTheTarget) {
 }
 
 TEST(AllocateAlignedTest, IsAlignedAndWritableAtEverySize) {
-  for (const size_t num_bytes : {size_t{0}, size_t{1}, size_t{127}, size_t{128}, size_t{129}, size_t{5} << 20}) {
+  for (const int64_t num_bytes : {0, 1, 127, 128, 129, 5 << 20}) {
     void* const memory = AllocateAligned(num_bytes);
     EXPECT_EQ(reinterpret_cast<uintptr_t>(memory) % 128, 0u);
-    std::memset(memory, 1, num_bytes);
+    std::memset(memory, 1, static_cast<size_t>(num_bytes));
     FreeAligned(memory);
   }
-  EXPECT_THROW(AllocateAligned(SIZE_MAX), std::bad_alloc);
+  EXPECT_THROW(AllocateAligned(INT64_MAX), std::bad_alloc);
+  EXPECT_THROW(AllocateAligned(PTRDIFF_MAX), std::bad_alloc);
+  EXPECT_THROW(AllocateAligned(-1), std::bad_alloc);
 }
 
 TEST(ScopedFloatControlTest, SetsNearestAndFlushAndPutsTheHostBack) {

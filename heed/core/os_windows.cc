@@ -260,10 +260,11 @@ GuardedMemory& GuardedMemory::operator=(GuardedMemory&& other) noexcept {
   return *this;
 }
 
-void* AllocateAligned(size_t num_bytes) {
-  constexpr size_t kLine = 128, kPage = 4096;
-  if (num_bytes > SIZE_MAX - kPage) throw std::bad_alloc();  // the library's own sum would overflow
-  void* const memory = _aligned_malloc(num_bytes == 0 ? kLine : num_bytes, num_bytes >= (1 << 18) ? kPage : kLine);
+void* AllocateAligned(int64_t num_bytes) {
+  constexpr int64_t kLine = 128, kPage = 4096;
+  if (num_bytes < 0 || num_bytes > PTRDIFF_MAX - kPage) throw std::bad_alloc();
+  void* const memory = _aligned_malloc(static_cast<size_t>(num_bytes == 0 ? kLine : num_bytes),
+                                       static_cast<size_t>(num_bytes >= (1 << 18) ? kPage : kLine));
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }

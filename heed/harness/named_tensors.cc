@@ -110,7 +110,7 @@ ConstTensorView PrepareAny(const ConstTensorView& x, DType dtype, int axis, cons
     throw FileError(set.file + ": a tensor of shape " + x.ShapeString() + " would have shape " + shape.ShapeString() +
                     " with a copy per head, expected fewer heads");
   }
-  const std::shared_ptr<void> memory(os::AllocateAligned(static_cast<size_t>(shape.num_elements()) * SizeOf(dtype)),
+  const std::shared_ptr<void> memory(os::AllocateAligned(shape.num_elements() * static_cast<int64_t>(SizeOf(dtype))),
                                      &os::FreeAligned);
   std::vector<int64_t> index(sizes.size());
   for (int64_t i = 0; i < shape.num_elements(); ++i) {

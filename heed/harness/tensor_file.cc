@@ -200,7 +200,7 @@ ConstTensorView Prepare(const ConstTensorView& x, DType dtype, const std::vector
   }
   const std::array<int64_t, 4> sizes = {x.size(0), x.size(1), static_cast<int64_t>(chosen.size()), x.size(3)};
   const ConstTensorView shape(nullptr, dtype, sizes);  // checks for overflow
-  const std::shared_ptr<void> memory(os::AllocateAligned(static_cast<size_t>(shape.num_elements()) * SizeOf(dtype)),
+  const std::shared_ptr<void> memory(os::AllocateAligned(shape.num_elements() * static_cast<int64_t>(SizeOf(dtype))),
                                      &os::FreeAligned);
   switch (dtype) {
     case DType::kF64: CopyHeads(x, chosen, group, static_cast<double*>(memory.get())); break;

@@ -112,10 +112,10 @@ void Run(Context& ctx, GatedRowsCall& c, const TensorView& dweight) {
   const int64_t tasks = (units + units_of_task - 1) / units_of_task;
   const bool is_f64 = like.dtype() == DType::kF64;
   if (dweight.present()) {
-    const auto bytes = static_cast<size_t>(tasks * dweight.num_elements()) * (is_f64 ? 8 : 4);
+    const int64_t bytes = tasks * dweight.num_elements() * (is_f64 ? 8 : 4);
     ctx.ReserveShared(bytes);
     c.partials = ctx.Shared();
-    if (bytes > 0) std::memset(c.partials, 0, bytes);
+    if (bytes > 0) std::memset(c.partials, 0, static_cast<size_t>(bytes));
   }
   const GatedRowsKernel kernel = GatedRowsKernelFor(ctx);
   ctx.ParallelFor(tasks, [&](int64_t task, int) {

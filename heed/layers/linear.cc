@@ -87,7 +87,7 @@ Linear::Linear(std::span<const LinearPart> parts) {
   const int64_t padded = (outputs + kPanel - 1) / kPanel * kPanel;
   if (any_bias) bias_.assign(static_cast<size_t>(padded), 0.f);
   const int64_t bytes = nbytes();
-  void* memory = os::AllocateAligned(static_cast<size_t>(bytes));
+  void* memory = os::AllocateAligned(bytes);
   panels_ = std::shared_ptr<const void>(memory, [](const void* at) { os::FreeAligned(const_cast<void*>(at)); });
   std::memset(memory, 0, static_cast<size_t>(bytes));
   const int64_t words = all_bf16 ? (inputs + 1) / 2 : inputs;

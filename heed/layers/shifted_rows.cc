@@ -58,10 +58,10 @@ void Run(Context& ctx, ShiftedRowsCall& c) {
   const int64_t tasks = (rows + rows_of_task - 1) / rows_of_task;
   const bool is_f64 = x.dtype() == DType::kF64;
   if (dmix.present()) {
-    const auto bytes = static_cast<size_t>(tasks * dmix.num_elements()) * (is_f64 ? 8 : 4);
+    const int64_t bytes = tasks * dmix.num_elements() * (is_f64 ? 8 : 4);
     ctx.ReserveShared(bytes);
     c.partials = ctx.Shared();
-    if (bytes > 0) std::memset(c.partials, 0, bytes);
+    if (bytes > 0) std::memset(c.partials, 0, static_cast<size_t>(bytes));
   }
   for (int64_t i = 0; x.size(1) == 0 && c.out.dfirst.present() && i < x.size(0) * C; ++i) {
     StoreDouble(x.dtype(), c.out.dfirst.data(), i / C * c.out.dfirst.stride(0) + i % C, 0);

@@ -242,8 +242,8 @@ HWY_ATTR double HeadBackward(const KeyPreconditioner& keys, const Sequence& s, i
 
 template <class T>
 HWY_ATTR void WriteAll(Context& ctx, const KeyPreconditioner& keys) {
-  constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
-  ctx.ReserveScratch((static_cast<size_t>(keys.size) + N) * sizeof(T));
+  constexpr int64_t N = hn::MaxLanes(hn::ScalableTag<T>());
+  ctx.ReserveScratch((keys.size + N) * int64_t{sizeof(T)});
   ctx.ParallelFor(static_cast<int64_t>(keys.sequences->size()) * keys.heads, [&](int64_t task, int worker) HWY_ATTR {
     const Sequence& s = (*keys.sequences)[static_cast<size_t>(task / keys.heads)];
     WriteHead(keys, s, task % keys.heads, static_cast<T*>(ctx.Scratch(worker)));
@@ -253,7 +253,7 @@ HWY_ATTR void WriteAll(Context& ctx, const KeyPreconditioner& keys) {
 template <class T>
 HWY_ATTR void AllBackward(Context& ctx, const KeyPreconditioner& keys) {
   BackwardBuffers<T> none;
-  ctx.ReserveScratch(static_cast<size_t>(none.LayOut(keys.size, nullptr)));
+  ctx.ReserveScratch(none.LayOut(keys.size, nullptr));
   ctx.ParallelFor(static_cast<int64_t>(keys.sequences->size()) * keys.heads, [&](int64_t task, int worker) HWY_ATTR {
     const Sequence& s = (*keys.sequences)[static_cast<size_t>(task / keys.heads)];
     BackwardBuffers<T> buffers;

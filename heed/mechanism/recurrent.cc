@@ -360,7 +360,7 @@ void EngineCall::CheckPreconditioner(const char* op, const Definition& definitio
 
 EngineCall::Staged EngineCall::Precondition(Context& ctx, bool backward) {
   Staged staged;
-  ctx.ReserveStaging(static_cast<size_t>(staged.LayOut(*this, backward, nullptr)));
+  ctx.ReserveStaging(staged.LayOut(*this, backward, nullptr));
   staged.LayOut(*this, backward, ctx.Staging());
   preconditioner.written = problem.k = StagedRows(staged.written);
   preconditioner.final = {staged.final, sizes.H * sizes.K, sizes.K, 1, 0};

@@ -60,6 +60,9 @@ positions::PhaseTable MakeTable(const CacheRotary& rotary, int64_t dim) {
   return table;
 }
 
+// The number of doubles that fill this many bytes.
+size_t DoublesOf(int64_t num_bytes) { return static_cast<size_t>(num_bytes) / sizeof(double); }
+
 }  // namespace
 
 void CheckCacheRotary(const std::string& name, const CacheRotary& rotary, int64_t dim) {
@@ -90,8 +93,9 @@ KeyRotation::KeyRotation(const CacheRotary& rotary, int64_t dim)
     : pairs_(rotary.pairs), dim_(dim), rotated_(rotary.options.dim.value_or(dim)), table_(MakeTable(rotary, dim)) {}
 
 KeyRotation::Worker::Worker(const KeyRotation& rotation)
-    : rotation_(rotation), phase_memory_(positions::PhaseRow::ScratchBytes(rotation.table_.size()) / sizeof(double)),
-      scratch_(positions::RotateScratchBytes(rotation.rotated_ / 2) / sizeof(double)),
+    : rotation_(rotation),
+      phase_memory_(DoublesOf(positions::PhaseRow::ScratchBytes(static_cast<int64_t>(rotation.table_.size())))),
+      scratch_(DoublesOf(positions::RotateScratchBytes(rotation.rotated_ / 2))),
       phase_(rotation.table_, phase_memory_.data()) {}
 
 void KeyRotation::Worker::Rotate(int64_t position, const Rows& rows) {

@@ -40,7 +40,7 @@ void PagePool::AddSlab() {
   const size_t pages = static_cast<size_t>(shape_.slab_pages);
   Slab slab;
   slab.owners = std::make_unique<int64_t[]>(pages);
-  slab.memory.reset(os::AllocateAligned(static_cast<size_t>(shape_.slab_pages * shape_.page_bytes())));
+  slab.memory.reset(os::AllocateAligned(shape_.slab_pages * shape_.page_bytes()));
   std::byte* const begin = Begin(slab.memory);
   free_.reserve((slabs_.size() + 1) * pages);
   slabs_.insert(slabs_.begin() + static_cast<ptrdiff_t>(SlabsUpTo(begin)), std::move(slab));

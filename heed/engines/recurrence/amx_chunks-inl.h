@@ -539,7 +539,7 @@ void StatesOfChunks(const Problem& p, const Task& task, void* scratch, const Put
 
 template <class Tiles>
 void ForwardInChunks(Context& ctx, const Problem& p) {
-  ctx.ReserveScratch(static_cast<size_t>(ChunkBuffers::Bytes(p)));
+  ctx.ReserveScratch(ChunkBuffers::Bytes(p));
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
     static_cast<ChunkBuffers*>(ctx.Scratch(worker))->Init(p);
   }

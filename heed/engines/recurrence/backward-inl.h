@@ -549,8 +549,8 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g, const ChunkSta
   const bool in_chunks = states.compute != nullptr;
   SharedBuffers<T> shared(p, queue);
   const BackwardBytes bytes = BackwardWorkspace<T>(ctx.num_threads(), p, g, states);
-  ctx.ReserveScratch(static_cast<size_t>(bytes.per_thread));
-  ctx.ReserveShared(static_cast<size_t>(bytes.shared));
+  ctx.ReserveScratch(bytes.per_thread);
+  ctx.ReserveShared(bytes.shared);
   shared.Init(p, ctx.Shared());
   Stages stages = BackwardStages<T>(p, g, ctx.num_threads());
   if (stages.used()) {

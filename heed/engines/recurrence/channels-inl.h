@@ -367,7 +367,7 @@ int64_t ChannelBytes(const Problem& p) {
 // Computes any number of tokens. In a step the final states are also the initial states.
 template <class T>
 void ChannelForward(Context& ctx, const Problem& p) {
-  ctx.ReserveScratch(static_cast<size_t>(ChannelBytes<T>(p)));
+  ctx.ReserveScratch(ChannelBytes<T>(p));
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
     static_cast<ChannelBuffers<T>*>(ctx.Scratch(worker))->Init(p, false);
   }
@@ -386,8 +386,8 @@ BackwardBytes ChannelBackwardBytes(const Problem& p) {
 template <class T>
 void ChannelBackward(Context& ctx, const Problem& p, const Gradients& g) {
   const BackwardBytes bytes = ChannelBackwardBytes<T>(p);
-  ctx.ReserveScratch(static_cast<size_t>(bytes.per_thread));
-  ctx.ReserveShared(static_cast<size_t>(bytes.shared));
+  ctx.ReserveScratch(bytes.per_thread);
+  ctx.ReserveShared(bytes.shared);
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
     static_cast<ChannelBuffers<T>*>(ctx.Scratch(worker))->Init(p, true);
   }

@@ -204,8 +204,8 @@ template <class T>
 void DeltaForward(Context& ctx, const Problem& p) {
   Stages stages = DeltaForwardStages(p, ctx.num_threads());
   const auto bytes = BytesOfHeads<DeltaBuffers<T>>(stages, p, p.block_writes());
-  ctx.ReserveScratch(static_cast<size_t>(bytes.per_thread));
-  ctx.ReserveShared(static_cast<size_t>(bytes.shared));
+  ctx.ReserveScratch(bytes.per_thread);
+  ctx.ReserveShared(bytes.shared);
   RunHeads<DeltaBuffers<T>>(
       ctx, p, stages, ctx.Shared(),
       [&](const Task& task, const DeltaBuffers<T>& buffers, int, bool in_stages)
@@ -268,7 +268,7 @@ HWY_NOINLINE HWY_ATTR void DeltaStepHead(const Problem& p, const Task& task, con
 
 template <class T>
 void DeltaStep(Context& ctx, const Problem& p) {
-  ctx.ReserveScratch(static_cast<size_t>(DeltaBuffers<T>::Bytes(p, p.writes)));
+  ctx.ReserveScratch(DeltaBuffers<T>::Bytes(p, p.writes));
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
     static_cast<DeltaBuffers<T>*>(ctx.Scratch(worker))->Init(p, p.writes);
   }

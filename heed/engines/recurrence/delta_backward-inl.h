@@ -517,8 +517,8 @@ BackwardBytes DeltaBackwardBytes(const Context& ctx, const Problem& p, const Gra
 template <class T>
 void DeltaBackward(Context& ctx, const Problem& p, const Gradients& g) {
   const BackwardBytes bytes = DeltaBackwardBytes<T>(ctx, p, g);
-  ctx.ReserveScratch(static_cast<size_t>(bytes.per_thread));
-  ctx.ReserveShared(static_cast<size_t>(bytes.shared));
+  ctx.ReserveScratch(bytes.per_thread);
+  ctx.ReserveShared(bytes.shared);
   DeltaShared<T> shared(p);
   shared.Init(p, ctx.Shared());
   Stages stages = DeltaBackwardStages<T>(p, g, ctx.num_threads());

@@ -340,8 +340,8 @@ template <class T>
 void Forward(Context& ctx, const Problem& p) {
   Stages stages = ForwardStages<T>(p, ctx.num_threads());
   const auto bytes = BytesOfHeads<ForwardBuffers<T>>(stages, p);
-  ctx.ReserveScratch(static_cast<size_t>(bytes.per_thread));
-  ctx.ReserveShared(static_cast<size_t>(bytes.shared));
+  ctx.ReserveScratch(bytes.per_thread);
+  ctx.ReserveShared(bytes.shared);
   RunHeads<ForwardBuffers<T>>(
       ctx, p, stages, ctx.Shared(),
       [&](const Task& task, const ForwardBuffers<T>& buffers, int, bool in_stages)

@@ -248,7 +248,7 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task, const St
 // Reads and writes the state in p.final, which is contiguous in values or in keys.
 template <class T>
 void Step(Context& ctx, const Problem& p) {
-  ctx.ReserveScratch(static_cast<size_t>(StepBuffers<T>::Bytes(p)));
+  ctx.ReserveScratch(StepBuffers<T>::Bytes(p));
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
     static_cast<StepBuffers<T>*>(ctx.Scratch(worker))->Init(p);
   }

@@ -347,7 +347,7 @@ inline TaskGrid ElementwiseGrid(const Problem& p, const ColumnBlocks& blocks, in
 
 template <class T, Rule kRule>
 void ElementwiseRun(Context& ctx, const Problem& p) {
-  ctx.ReserveScratch(static_cast<size_t>(ElementwiseBytes<T>(p)));
+  ctx.ReserveScratch(ElementwiseBytes<T>(p));
   const ColumnBlocks blocks(p, BlockWidth<T>());
   const auto sequences = static_cast<int64_t>(p.sequences.size());
   const TaskGrid grid = ElementwiseGrid(p, blocks, ctx.num_threads());
@@ -382,8 +382,8 @@ BackwardBytes ElementwiseBackBytes(const Problem& p) {
 template <class T, Rule kRule>
 void ElementwiseBackRun(Context& ctx, const Problem& p, const Gradients& g) {
   const BackwardBytes bytes = ElementwiseBackBytes<T>(p);
-  ctx.ReserveScratch(static_cast<size_t>(bytes.per_thread));
-  ctx.ReserveShared(static_cast<size_t>(bytes.shared));
+  ctx.ReserveScratch(bytes.per_thread);
+  ctx.ReserveShared(bytes.shared);
   const ColumnBlocks blocks(p, BlockWidth<T>());
   Carver shared(ctx.Shared());
   SharedSums sums;

@@ -92,7 +92,7 @@ int64_t RowBytes(const Problem& p, bool backward) {
 // Calls f(buffers, block, first, last) for column blocks and runs of sequences [first, last).
 template <class Buffers, class F>
 void RowsForward(Context& ctx, const Problem& p, const F& f) {
-  ctx.ReserveScratch(static_cast<size_t>(RowBytes<Buffers>(p, false)));
+  ctx.ReserveScratch(RowBytes<Buffers>(p, false));
   ForBlocksAndSequences(ctx, p, [&](const ColumnBlock& block, int64_t first, int64_t last, int worker) {
     Carver carver(ctx.Scratch(worker));
     Buffers buffers;
@@ -104,7 +104,7 @@ void RowsForward(Context& ctx, const Problem& p, const F& f) {
 // Calls f(buffers, block) for column blocks, each with all sequences, over which its gradients are sums.
 template <class Buffers, class F>
 void RowsBackward(Context& ctx, const Problem& p, const F& f) {
-  ctx.ReserveScratch(static_cast<size_t>(RowBytes<Buffers>(p, true)));
+  ctx.ReserveScratch(RowBytes<Buffers>(p, true));
   const ColumnBlocks blocks(p, ChannelsOfTask(p));
   ctx.ParallelFor(blocks.size(), [&](int64_t task, int worker) {
     Carver carver(ctx.Scratch(worker));

@@ -366,7 +366,7 @@ HWY_ATTR void SelectiveForwardTask(const Problem& p, const ColumnBlocks& blocks,
 
 template <class T>
 void SelectiveForward(Context& ctx, const Problem& p) {
-  ctx.ReserveScratch(static_cast<size_t>(SelectiveForwardBytes<T>(p)));
+  ctx.ReserveScratch(SelectiveForwardBytes<T>(p));
   const ColumnBlocks blocks(p, BlockWidth<T>());
   const auto sequences = static_cast<int64_t>(p.sequences.size());
   const TaskGrid grid(p, blocks.size(), MostTokens(p) == 1 ? 1 : kBlocksPerTask, ctx.num_threads());

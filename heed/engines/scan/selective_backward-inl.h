@@ -396,8 +396,8 @@ BackwardBytes SelectiveBackwardBytes(const Problem& p) {
 template <class T>
 void SelectiveBackward(Context& ctx, const Problem& p, const Gradients& g) {
   const BackwardBytes bytes = SelectiveBackwardBytes<T>(p);
-  ctx.ReserveScratch(static_cast<size_t>(bytes.per_thread));
-  ctx.ReserveShared(static_cast<size_t>(bytes.shared));
+  ctx.ReserveScratch(bytes.per_thread);
+  ctx.ReserveShared(bytes.shared);
   const ColumnBlocks blocks(p, BlockWidth<T>());
   SelectiveShared<T> shared;
   shared.LayOut(p, blocks, ctx.Shared());

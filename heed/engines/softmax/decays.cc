@@ -37,7 +37,7 @@ int64_t DecayBytes(const Problem& p) {
 
 void SumDecays(Context& ctx, Problem* p) {
   if (!p->forgets) return;
-  ctx.ReserveTables(static_cast<size_t>(DecayBytes(*p)));
+  ctx.ReserveTables(DecayBytes(*p));
   Carver carver(ctx.Tables());
   double* in_tile;
   WideSum* of_tiles;

@@ -41,7 +41,7 @@ class PhaseTable {
 // One row of a table, for one thread.
 class PhaseRow {
  public:
-  static size_t ScratchBytes(size_t size) { return 4 * size * sizeof(double); }
+  static int64_t ScratchBytes(int64_t size) { return 4 * size * int64_t{sizeof(double)}; }
 
   PhaseRow(const PhaseTable& table, void* scratch);
 

@@ -138,7 +138,7 @@ void Rotate(Context& ctx, const Problem& p, const Tables& tables) {
   const int64_t half = p.dim / 2;
   const auto size = static_cast<int64_t>(SizeOf(p.x.dtype()));
   const auto rest = static_cast<size_t>((p.D - p.dim) * size);
-  const size_t phase_bytes = PhaseRow::ScratchBytes(static_cast<size_t>(half));
+  const int64_t phase_bytes = PhaseRow::ScratchBytes(half);
   ctx.ReserveScratch(phase_bytes + positions::RotateScratchBytes(half));
   const int64_t blocks = (p.T + kBlockRows - 1) / kBlockRows;
   ctx.ParallelFor(p.B * blocks, [&](int64_t task, int worker) {

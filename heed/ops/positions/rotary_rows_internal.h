@@ -22,7 +22,7 @@ struct RotaryRows {
   void* scratch;                         // RotateScratchBytes(half)
 };
 
-inline size_t RotateScratchBytes(int64_t half) { return 4 * static_cast<size_t>(half) * sizeof(double); }
+inline int64_t RotateScratchBytes(int64_t half) { return 4 * half * int64_t{sizeof(double)}; }
 
 // Rotates 2 * half elements of each row. Results do not depend on the target.
 void RotateRows(int64_t allowed_targets, DType dtype, RotaryPairs pairs, const RotaryRows& rows);

@@ -55,7 +55,7 @@ void Sinusoidal(Context& ctx, SinusoidalOrder order, const TensorView& table) {
   const int64_t column = table.stride(1);
   const int64_t pair_step = (interleaved ? 2 : 1) * column;
   const int64_t to_cos = (interleaved ? 1 : half) * column;
-  ctx.ReserveScratch(PhaseRow::ScratchBytes(phases.size()));
+  ctx.ReserveScratch(PhaseRow::ScratchBytes(static_cast<int64_t>(phases.size())));
   ctx.ParallelFor((T + kBlockRows - 1) / kBlockRows, [&](int64_t task, int worker) {
     PhaseRow phase(phases, ctx.Scratch(worker));
     const int64_t end = std::min((task + 1) * kBlockRows, T);

@@ -160,7 +160,7 @@ void T5BiasBackward(Context& ctx, const ConstTensorView& dbias, T5Direction dire
   if (Tq > 0 && Tk > 0) {
     bucket = BucketsOfDiagonals(dtable.size(0), direction, options, Tq, Tk);
   }
-  ctx.ReserveScratch((bucket.size() + buckets) * sizeof(double));
+  ctx.ReserveScratch((std::ssize(bucket) + dtable.size(0)) * int64_t{sizeof(double)});
   ctx.ParallelFor(H, [&](int64_t h, int worker) {
     double* const line = static_cast<double*>(ctx.Scratch(worker));
     double* const sums = line + bucket.size();

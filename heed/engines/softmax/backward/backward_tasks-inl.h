@@ -105,11 +105,11 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
   const Plan plan = BackwardPlan<P>(p);
   const RowIndex index(p, plan.lanes, P::kFuseHeads);
   SharedGradients<T> shared(p, g, index);
-  ctx.ReserveShared(static_cast<size_t>(shared.LayOut(p, g, nullptr)));
+  ctx.ReserveShared(shared.LayOut(p, g, nullptr));
   shared.LayOut(p, g, ctx.Shared());
   const GatheredSweepOf<P> gathered(p, plan, ctx.num_threads());
   const int64_t bytes = GradientBuffers<P>::Bytes(p, plan);
-  ctx.ReserveScratch(static_cast<size_t>(bytes + gathered.Bytes(p)));
+  ctx.ReserveScratch(bytes + gathered.Bytes(p));
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
     static_cast<GradientBuffers<P>*>(ctx.Scratch(worker))->Init(p, plan);
   }

@@ -162,7 +162,7 @@ Workspace<O>& WorkspaceOf(Context& ctx, int worker) {
 // Reserves scratch for every thread: a workspace, followed by `more_bytes`.
 template <class O>
 void ReserveWorkspaces(Context& ctx, const Plan& plan, int64_t more_bytes = 0) {
-  ctx.ReserveScratch(static_cast<size_t>(Workspace<O>::Bytes(plan) + more_bytes));
+  ctx.ReserveScratch(Workspace<O>::Bytes(plan) + more_bytes);
   for (int worker = 0; worker < ctx.num_threads(); ++worker) WorkspaceOf<O>(ctx, worker).Init(plan);
 }
 

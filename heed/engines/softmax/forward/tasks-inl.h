@@ -168,7 +168,7 @@ void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
     const BlockGroups<O> groups(p, plan, queue.size(), ctx.num_threads());
     if (groups.wanted && !states.kept()) return RunGroups<O, C, Outputs>(ctx, p, plan, queue, groups);
   }
-  ctx.ReserveShared(static_cast<size_t>(states.Bytes()));
+  ctx.ReserveShared(states.Bytes());
   states.Begin(ctx.Shared());
   if constexpr (!O::kUsesAmx) {  // only caches share keys, and they never take AMX tiles
     for (const SharedKeys& shared : p.shared) {

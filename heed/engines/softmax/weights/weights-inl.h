@@ -129,7 +129,7 @@ Plan WeightsPlan(const Problem& p) {
 template <class O>
 Plan Reserve(Context& ctx, const Problem& p, int64_t more) {
   const Plan plan = WeightsPlan<O>(p);
-  ctx.ReserveScratch(static_cast<size_t>(Workspace<O>::Bytes(plan) + more));
+  ctx.ReserveScratch(Workspace<O>::Bytes(plan) + more);
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
     static_cast<Workspace<O>*>(ctx.Scratch(worker))->Init(plan);
   }

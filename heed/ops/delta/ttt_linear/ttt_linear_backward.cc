@@ -300,7 +300,7 @@ void BackwardImpl(Context& ctx, const Call& call, const BackwardInputs& in, cons
     }
     const int64_t group = GroupChunks(call), states = group + (chunks + group - 1) / group;
     const Chunk<T> sizes(call, nullptr, true, states, longest);
-    ctx.ReserveScratch(static_cast<size_t>(sizes.bytes));
+    ctx.ReserveScratch(sizes.bytes);
     ctx.ParallelFor(num_sequences * call.H, [&](int64_t task, int worker) HWY_ATTR {
       Chunk<T> chunk(call, ctx.Scratch(worker), true, states, longest);
       BackwardHead<T, S>(call, in, out, task / call.H, task % call.H, dw.data() + task * call.K,

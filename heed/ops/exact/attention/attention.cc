@@ -225,7 +225,7 @@ void Merge(Context& ctx, std::span<const Part> parts, const ConstTensorView& sin
   const ConstTensorView& first = parts[0].o;
   const int rank = first.rank();
   const int64_t B = rank == 4 ? first.size(0) : 1, T = first.size(rank - 3), H = first.size(rank - 2);
-  ctx.ReserveScratch(parts.size() * sizeof(double));
+  ctx.ReserveScratch(std::ssize(parts) * int64_t{sizeof(double)});
   ctx.ParallelFor(B * T, [&](int64_t task, int worker) {
     double* const weights = static_cast<double*>(ctx.Scratch(worker));
     for (int64_t h = 0; h < H; ++h) MergeRow(parts, sinks, out, task / T, task % T, h, weights);

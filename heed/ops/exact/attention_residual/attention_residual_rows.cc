@@ -191,11 +191,11 @@ void ComputeRowsImpl(Context& ctx, const Inputs& in, const Options& options, con
       Carver carver(base);
       carver.Next(scratch.sum, channels + kSpare);
       carver.Next(scratch.logits, layers);
-      return static_cast<size_t>(carver.bytes());
+      return carver.bytes();
     };
     Scratch none;
     ctx.ReserveScratch(lay_out(nullptr, none));
-    ctx.ReserveShared(static_cast<size_t>(channels + kSpare) * sizeof(T));
+    ctx.ReserveShared((channels + kSpare) * int64_t{sizeof(T)});
     T* HWY_RESTRICT u = static_cast<T*>(ctx.Shared());
     ScaleQuery(in, u);
     ctx.ParallelFor((tokens + kTokens - 1) / kTokens, [&](int64_t task, int worker) HWY_ATTR {
@@ -268,10 +268,10 @@ void ComputeRowGradientsImpl(Context& ctx, const BackwardInputs& in, const Optio
       Carver carver(base);
       carver.Next(shared.u, padded);
       carver.Next(shared.partial, sums_over_tokens ? tasks * padded : 0);
-      return static_cast<size_t>(carver.bytes());
+      return carver.bytes();
     };
     Shared shared;
-    ctx.ReserveScratch(static_cast<size_t>(layers) * sizeof(Layer));
+    ctx.ReserveScratch(layers * int64_t{sizeof(Layer)});
     ctx.ReserveShared(lay_out(nullptr, shared));
     lay_out(ctx.Shared(), shared);
     const T* HWY_RESTRICT u = shared.u;

@@ -333,11 +333,10 @@ void BackwardImpl(Context& ctx, const Call& call, const BackwardInputs& in, cons
       most = std::max(most, NumBlocks(wave));
       for (const Unit& u : wave) longest = std::max(longest, u.blocks);
     }
-    ctx.ReserveShared(static_cast<size_t>(most * sizes.bytes));
-    ctx.ReserveStaging(static_cast<size_t>(most) * 2 * sizeof(TicketCounter));
-    ctx.ReserveScratch(
-        static_cast<size_t>(std::max({PrepareScratch<T>(s, nullptr).bytes, RowScratch<T>(s, longest, nullptr).bytes,
-                                      TransformScratch<T>(s, nullptr).bytes})));
+    ctx.ReserveShared(most * sizes.bytes);
+    ctx.ReserveStaging(most * 2 * int64_t{sizeof(TicketCounter)});
+    ctx.ReserveScratch(std::max({PrepareScratch<T>(s, nullptr).bytes, RowScratch<T>(s, longest, nullptr).bytes,
+                                 TransformScratch<T>(s, nullptr).bytes}));
     char* const shared = static_cast<char*>(ctx.Shared());
     TicketCounter* const tickets = static_cast<TicketCounter*>(ctx.Staging());
     const auto block_of = [&](const Unit& u, int64_t i) {

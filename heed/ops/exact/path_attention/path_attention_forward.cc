@@ -130,7 +130,7 @@ void ForwardImpl(Context& ctx, const Call& call, const Inputs& in, const Outputs
     const std::vector<std::vector<Unit>> waves = Waves(call, block_bytes);
     int64_t most = 0;
     for (const std::vector<Unit>& wave : waves) most = std::max(most, NumBlocks(wave));
-    ctx.ReserveShared(static_cast<size_t>(most * block_bytes));
+    ctx.ReserveShared(most * block_bytes);
     ctx.ReserveScratch(
         static_cast<size_t>(std::max(PrepareScratch<T>(s, nullptr).bytes, ForwardScratch<T>(s, nullptr).bytes)));
     char* const shared = static_cast<char*>(ctx.Shared());

@@ -82,7 +82,7 @@ void TransformAll(Context& ctx, const KeyInputs& in, const TensorView& keys) {
   const hn::ScalableTag<T> d;
   const int64_t padded = (keys.size(3) + 31) / 32 * 32, heads = keys.size(2),
                 blocks = (keys.size(1) + kKeys - 1) / kKeys;
-  ctx.ReserveScratch(static_cast<size_t>(KeyScratch<T>(padded, nullptr).bytes));
+  ctx.ReserveScratch(KeyScratch<T>(padded, nullptr).bytes);
   ctx.ParallelFor(keys.size(0) * heads * blocks, [&](int64_t task, int worker) HWY_ATTR {
     const int64_t b = task / blocks / heads, h = task / blocks % heads, begin = task % blocks * kKeys;
     TransformBlock<S, K>(d, in, keys, b, h, begin, padded, KeyScratch<T>(padded, ctx.Scratch(worker)));

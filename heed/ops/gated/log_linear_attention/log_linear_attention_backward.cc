@@ -318,7 +318,7 @@ void BackwardImpl(Context& ctx, const Call& call, const BackwardInputs& in, cons
       Carver carver(base, sizes.bytes);
       carver.Next(shared.dq, longest * sizes.Kp);
       carver.Next(shared.dk, longest * sizes.Kp);
-      return static_cast<size_t>(carver.bytes());
+      return carver.bytes();
     };
     Shared<T> none;
     ctx.ReserveScratch(lay_out(nullptr, none));

@@ -206,7 +206,7 @@ void BackwardImpl(Context& ctx, const Call& call, const BackwardInputs& in, cons
     for (const mechanism::TokenRange& s : call.sequences) longest = std::max(longest, s.end - s.begin);
     const int64_t states = kGroup + (longest + kGroup * kTokens - 1) / (kGroup * kTokens);
     const Chunk<T> sizes(call, nullptr, true, states);
-    ctx.ReserveScratch(static_cast<size_t>(sizes.bytes));
+    ctx.ReserveScratch(sizes.bytes);
     ctx.ParallelFor(num_sequences * call.H, [&](int64_t task, int worker) HWY_ATTR {
       Chunk<T> chunk(call, ctx.Scratch(worker), true, states);
       BackwardHead<T, S>(call, in, out, task / call.H, task % call.H, dlamb.data() + task * call.K, chunk);

@@ -50,7 +50,7 @@ void ForwardImpl(Context& ctx, const Call& call, const Inputs& in, const Outputs
     using T = decltype(computed);
     using S = decltype(stored);
     const Chunk<T> sizes(call, nullptr, false, 0);
-    ctx.ReserveScratch(static_cast<size_t>(sizes.bytes));
+    ctx.ReserveScratch(sizes.bytes);
     ctx.ParallelFor(static_cast<int64_t>(call.sequences.size()) * call.H, [&](int64_t task, int worker) HWY_ATTR {
       Chunk<T> chunk(call, ctx.Scratch(worker), false, 0);
       ForwardHead<T, S>(call, in, out, task / call.H, task % call.H, chunk);

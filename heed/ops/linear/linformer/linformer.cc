@@ -197,7 +197,7 @@ struct Memory {
   }
   int64_t bytes() const { return bytes_; }
   void Allocate(const Call& c, const Plan& plan, bool backward) {
-    memory_.reset(os::AllocateAligned(static_cast<size_t>(std::max<int64_t>(bytes_, 1))));
+    memory_.reset(os::AllocateAligned(std::max<int64_t>(bytes_, 1)));
     LayOut(c, plan, backward, memory_.get());
   }
 

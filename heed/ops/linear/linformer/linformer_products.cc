@@ -141,7 +141,7 @@ template <class T>
 void ProjectT(Context& ctx, std::span<const Part> parts, const Matrix& m, const Tokens& x, const Wide& to) {
   const hn::ScalableTag<T> d;
   const int64_t row = Padded(x.size), blocks = Blocks(m.rows, kRows);
-  ctx.ReserveScratch(static_cast<size_t>(Scratch<T>::Bytes(x.size)));
+  ctx.ReserveScratch(Scratch<T>::Bytes(x.size));
   const int64_t tasks = static_cast<int64_t>(parts.size()) * x.heads * blocks;
   ctx.ParallelFor(tasks, [&](int64_t task, int worker) HWY_ATTR {
     const Scratch<T> s(ctx.Scratch(worker), x.size);
@@ -173,7 +173,7 @@ void ProjectBackT(Context& ctx, std::span<const Part> parts, const Matrix& m, co
   const auto tasks_of = [&](const Part& p) { return x.heads * Blocks(p.count, kTokens); };
   int64_t tasks = 0;
   for (const Part& p : parts) tasks += tasks_of(p);
-  ctx.ReserveScratch(static_cast<size_t>(Scratch<T>::Bytes(x.size)));
+  ctx.ReserveScratch(Scratch<T>::Bytes(x.size));
   ctx.ParallelFor(tasks, [&](int64_t task, int worker) HWY_ATTR {
     const Scratch<T> s(ctx.Scratch(worker), x.size);
     const TaskOf at = FindTask(parts, task, tasks_of);
@@ -228,7 +228,7 @@ template <class T>
 void AddOuterSumsT(Context& ctx, std::span<const Part> parts, const Wide& from, const Tokens& x, int64_t rows,
                    int64_t stride, void* sums) {
   const hn::ScalableTag<T> d;
-  ctx.ReserveScratch(static_cast<size_t>(Scratch<T>::Bytes(x.size)));
+  ctx.ReserveScratch(Scratch<T>::Bytes(x.size));
   ctx.ParallelFor(stride / kColumns, [&](int64_t task, int worker) HWY_ATTR {
     const Scratch<T> s(ctx.Scratch(worker), x.size);
     const int64_t column = task * kColumns;

@@ -130,7 +130,7 @@ void OrthogonalFeatures(Context& ctx, uint64_t seed, const OrthogonalFeaturesOpt
   }
   const int64_t m = w.size(0), d = w.size(1);
   // Columns of G, their tau, a column of Q, a vector of norms.
-  ctx.ReserveScratch(static_cast<size_t>(std::min(m, d) * (d + 1) + 2 * d) * sizeof(double));
+  ctx.ReserveScratch((std::min(m, d) * (d + 1) + 2 * d) * int64_t{sizeof(double)});
   ctx.ParallelFor((m + d - 1) / d, [&](int64_t block, int worker) {
     const int64_t rows = std::min(d, m - block * d);
     auto* columns = static_cast<double*>(ctx.Scratch(worker));

@@ -59,7 +59,7 @@ class SketchOfKeys {
     const int64_t size = static_cast<int64_t>(SizeOf(p.dtype));
     begins_.push_back(0);
     for (const Sequence& s : p.sequences) begins_.push_back(begins_.back() + BlocksOf(s.key_end));
-    ctx.ReserveStaging(static_cast<size_t>(heads_ * begins_.back() * layout_.block_stride));
+    ctx.ReserveStaging(heads_ * begins_.back() * layout_.block_stride);
     memory_ = static_cast<std::byte*>(ctx.Staging());
     std::vector<SketchWriter> writers(static_cast<size_t>(ctx.num_threads()), SketchWriter(p.dtype, p.depth));
     ctx.ParallelFor(heads_ * begins_.back(), [&](int64_t task, int worker) {

@@ -202,10 +202,9 @@ void Selection::Choose(Context& ctx, int64_t begin, int64_t end) {
   passes_ = &passes;
   const int64_t of_set = group_ * most_rows_ * 3 * blocks_ * static_cast<int64_t>(sizeof(float));
   const int64_t slots = std::clamp<int64_t>(kMostBytes / of_set, 1, heads * (end - begin));
-  ctx.ReserveShared(static_cast<size_t>(slots * of_set));
+  ctx.ReserveShared(slots * of_set);
   const int64_t of_sinks = group_ * most_rows_ * static_cast<int64_t>(sizeof(double));
-  ctx.ReserveScratch(
-      static_cast<size_t>(std::max(Scratch().LayOut(problem_, nullptr), Chooser::Bytes(blocks_) + of_sinks)));
+  ctx.ReserveScratch(std::max(Scratch().LayOut(problem_, nullptr), Chooser::Bytes(blocks_) + of_sinks));
   const int64_t ranges = (blocks_ + kRange - 1) / kRange;
   const auto at = [&](int64_t i, const auto& f) {  // set, then head, then sequence, which distributes the late sets
                                                    // over tasks

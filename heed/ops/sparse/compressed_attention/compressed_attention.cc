@@ -105,7 +105,7 @@ struct PartialDq {
   }
   void Allocate() {
     if (bytes == 0) return;
-    memory.reset(os::AllocateAligned(static_cast<size_t>(bytes)));
+    memory.reset(os::AllocateAligned(bytes));
     view = TensorView(memory.get(), view.dtype(), view.sizes(), view.strides());
   }
 };

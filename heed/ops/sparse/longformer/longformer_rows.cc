@@ -68,7 +68,7 @@ TokenMemory::TokenMemory(const Problem& all, int64_t rows, bool backward)
 }
 
 void TokenMemory::Allocate() {
-  memory_.reset(os::AllocateAligned(static_cast<size_t>(std::max<int64_t>(bytes_, 1))));
+  memory_.reset(os::AllocateAligned(std::max<int64_t>(bytes_, 1)));
   LayOut(memory_.get());
 }
 

@@ -203,7 +203,7 @@ void Memory::Want(TensorView* view, DType dtype, std::vector<int64_t> sizes) {
 }
 
 void Memory::Allocate() {
-  memory_.reset(os::AllocateAligned(static_cast<size_t>(std::max<int64_t>(bytes_, 1))));
+  memory_.reset(os::AllocateAligned(std::max<int64_t>(bytes_, 1)));
   for (const auto& [view, at] : wanted_) {
     *view = TensorView(static_cast<char*>(memory_.get()) + at, view->dtype(), view->sizes(), view->strides());
   }

@@ -216,7 +216,7 @@ class Chooser {
 template <class T>
 void ChooseT(Context& ctx, const Shape& s, double scale, const ConstTensorView& q, const ConstTensorView& k_cmp,
              const ConstTensorView& lse, const TensorView& blocks) {
-  ctx.ReserveScratch(static_cast<size_t>(Scratch<T>(nullptr, s).bytes));
+  ctx.ReserveScratch(Scratch<T>(nullptr, s).bytes);
   const Chooser<T> chooser(s, scale, q, k_cmp, lse, blocks);
   const int64_t rows = RowsOfTask(s), parts = (s.Tq + rows - 1) / rows;
   ctx.ParallelFor(s.B * s.Hkv * parts, [&](int64_t task, int worker) HWY_ATTR {

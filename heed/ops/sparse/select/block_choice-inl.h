@@ -36,7 +36,7 @@ struct BlockScratch {
   int64_t stride;
 
   BlockScratch(const BlockCall& c, void* memory) { LayOut(c, memory); }
-  static size_t Bytes(const BlockCall& c) { return static_cast<size_t>(BlockScratch(c, nullptr).bytes_); }
+  static int64_t Bytes(const BlockCall& c) { return BlockScratch(c, nullptr).bytes_; }
 
  private:
   void LayOut(const BlockCall& c, void* memory) {

@@ -105,8 +105,8 @@ class Described {
  public:
   explicit Described(const BlockCall& c) : c_(c), panels_(Panels(c.most_blocks)), panel_size_(c.features() * kPanel) {}
 
-  size_t Bytes() const {
-    return c_.problem.sequences.size() * static_cast<size_t>(c_.problem.key_heads * panels_ * panel_size_) * sizeof(T);
+  int64_t Bytes() const {
+    return std::ssize(c_.problem.sequences) * c_.problem.key_heads * panels_ * panel_size_ * int64_t{sizeof(T)};
   }
 
   // Reads all keys once.

@@ -36,7 +36,7 @@ struct IndexerScratch {
   int64_t stride;
 
   IndexerScratch(const IndexerCall& c, void* memory) { LayOut(c, memory); }
-  static size_t Bytes(const IndexerCall& c) { return static_cast<size_t>(IndexerScratch(c, nullptr).bytes_); }
+  static int64_t Bytes(const IndexerCall& c) { return IndexerScratch(c, nullptr).bytes_; }
 
  private:
   void LayOut(const IndexerCall& c, void* memory) {
@@ -106,7 +106,7 @@ HWY_NOINLINE void SumHeads(const IndexerCall& c, int64_t rows, const T* panel, c
 template <class T>
 void RunIndexer(Context& ctx, const IndexerCall& c, int64_t width, int64_t* index) {
   const int64_t panels = Panels(c.Tk), panel_size = c.depth * kPanel;
-  ctx.ReserveShared(static_cast<size_t>(c.B * panels * panel_size) * sizeof(T));
+  ctx.ReserveShared(c.B * panels * panel_size * int64_t{sizeof(T)});
   ctx.ReserveScratch(IndexerScratch<T>::Bytes(c));
   T* keys = static_cast<T*>(ctx.Shared());
   ctx.ParallelFor(c.B * panels, [&](int64_t task, int) HWY_ATTR {

@@ -69,7 +69,7 @@ Pattern Chosen(Context& ctx, const softmax::Problem& p, const VerticalSlashOptio
       bytes = carver.bytes();
     }
   };
-  ctx.ReserveScratch(static_cast<size_t>(Scratch(Tk, nullptr).bytes));
+  ctx.ReserveScratch(Scratch(Tk, nullptr).bytes);
   const patterns::TopBlocks top = patterns::TopBlocksFor(ctx);
   ctx.ParallelFor(2 * B * H, [&](int64_t task, int worker) {
     const Scratch scratch(Tk, ctx.Scratch(worker));

@@ -285,8 +285,8 @@ void BackwardTyped(Context& ctx, const Problem& p, const GradientGrids& g) {
   const bool summed = g.dweight.data != nullptr || g.dbias.data != nullptr;
   const auto num_runs = static_cast<int64_t>(p.runs.size());
   const int64_t parts = summed ? NumParts(p) : num_runs;
-  ctx.ReserveShared(static_cast<size_t>(Shared<T>().LayOut(p, summed ? parts : 0, nullptr)));
-  ctx.ReserveScratch(static_cast<size_t>(Buffers<T>().LayOut(p, nullptr)));
+  ctx.ReserveShared(Shared<T>().LayOut(p, summed ? parts : 0, nullptr));
+  ctx.ReserveScratch(Buffers<T>().LayOut(p, nullptr));
   shared.LayOut(p, summed ? parts : 0, ctx.Shared());
   LoadWeights(p, shared.table);
   const int64_t blocks = NumBlocks(p);

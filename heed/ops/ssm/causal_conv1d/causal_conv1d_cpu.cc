@@ -109,8 +109,8 @@ int64_t SharedBytes(const Problem& p) {
 
 template <class T>
 void ForwardTyped(Context& ctx, const Problem& p) {
-  ctx.ReserveShared(static_cast<size_t>(SharedBytes<T>(p)));
-  ctx.ReserveScratch(static_cast<size_t>(ForwardTileElements<T>(p)) * sizeof(T));
+  ctx.ReserveShared(SharedBytes<T>(p));
+  ctx.ReserveScratch(ForwardTileElements<T>(p) * int64_t{sizeof(T)});
   T* table = static_cast<T*>(ctx.Shared());
   LoadWeights(p, table);
   const int64_t blocks = NumBlocks(p);
@@ -162,7 +162,7 @@ HWY_INLINE void StepVector(const Channels& c, size_t n, T* HWY_RESTRICT columns)
 template <class T>
 void StepTyped(Context& ctx, const Problem& p) {
   constexpr int64_t N = hn::MaxLanes(hn::ScalableTag<T>());
-  ctx.ReserveScratch(static_cast<size_t>(2 * p.W * N) * sizeof(T));
+  ctx.ReserveScratch(2 * p.W * N * int64_t{sizeof(T)});
   const int64_t blocks = (p.D + kStepChannels - 1) / kStepChannels;
   const auto sequences = static_cast<int64_t>(p.sequences.size());
   ctx.ParallelFor(sequences * blocks, [&](int64_t task, int worker) HWY_ATTR {

@@ -262,7 +262,7 @@ void Call::Forward(const char* op, Context& ctx, const Definition& /*definition*
   Elements& e = groups.elements;
   e.o = out.o;
   e.final = StructOf<States<TensorView>>(out.states);
-  ctx.ReserveStaging(static_cast<size_t>(groups.LayOut(nullptr)));
+  ctx.ReserveStaging(groups.LayOut(nullptr));
   groups.LayOut(ctx.Staging());
   recurrence::Problem p = groups.LargestProblem();
   const recurrence::Kernel& kernel = recurrence::Choose(op, ctx, p);
@@ -288,7 +288,7 @@ void Call::Backward(const char* op, Context& ctx, const Definition& /*definition
   Elements& e = groups.elements;
   e.gradients = StructOf<Tensors<TensorView>>(out.gradients);
   e.d_initial = StructOf<States<TensorView>>(out.states);
-  ctx.ReserveStaging(static_cast<size_t>(groups.LayOut(nullptr)));
+  ctx.ReserveStaging(groups.LayOut(nullptr));
   groups.LayOut(ctx.Staging());
   recurrence::Problem p = groups.LargestProblem();
   p.o = {};
@@ -338,7 +338,7 @@ void Call::Step(const char* op, Context& ctx, const Definition& /*definition*/, 
   e.o = out.o;
   e.final = StructOf<States<TensorView>>(out.states);
   e.initial.angle = e.final.angle;
-  ctx.ReserveStaging(static_cast<size_t>(groups.LayOut(nullptr)));
+  ctx.ReserveStaging(groups.LayOut(nullptr));
   groups.LayOut(ctx.Staging());
   groups.Take(0);
   // Heads of a sequence are neighbours.
@@ -354,7 +354,7 @@ void Call::Step(const char* op, Context& ctx, const Definition& /*definition*/, 
   for (size_t s = 0; s < ranges.size(); ++s)
     p.sequences.push_back({ranges[s].batch, static_cast<int64_t>(s), 0, e.rows});
   const recurrence::Kernel& kernel = recurrence::Choose(op, ctx, p);
-  ctx.ReserveScratch(static_cast<size_t>(kernel.workspace(ctx, p)));
+  ctx.ReserveScratch(kernel.workspace(ctx, p));
   LoadBiases(ctx, e);
   Begin(ctx, e, false);
   Prepare(ctx, e, 0, true, false);

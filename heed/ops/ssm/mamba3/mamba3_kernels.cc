@@ -175,7 +175,7 @@ HWY_ATTR void EndUnitBackward(const Elements& e, int64_t unit) {
 template <class T, class F>
 void ForUnits(Context& ctx, const Elements& e, const F& f) {
   typename UnitBlock<T>::Buffers sizes;
-  ctx.ReserveScratch(static_cast<size_t>(sizes.LayOut(e, nullptr)));
+  ctx.ReserveScratch(sizes.LayOut(e, nullptr));
   ctx.ParallelFor(static_cast<int64_t>(e.units.size()), [&](int64_t unit, int worker) HWY_ATTR {
     typename UnitBlock<T>::Buffers scratch;
     scratch.LayOut(e, ctx.Scratch(worker));

@@ -187,7 +187,7 @@ int64_t LayOut(Plan& plan, void* base, bool backward) {
 class Staging {
  public:
   Staging(const char* op, Context& ctx, Plan& plan, bool backward) {
-    const auto bytes = static_cast<size_t>(LayOut(plan, nullptr, backward));
+    const int64_t bytes = LayOut(plan, nullptr, backward);
     if (!IsOnDevice(plan.e.in)) {
       ctx.ReserveStaging(bytes);
       LayOut(plan, ctx.Staging(), backward);

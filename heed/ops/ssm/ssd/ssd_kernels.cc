@@ -200,7 +200,7 @@ void FinishAll(Context& ctx, const Elements& e) {
   const auto H = static_cast<size_t>(e.heads), P = static_cast<size_t>(e.channels);
   std::vector<Sums> sums(e.ranges.size() * H);
   for (Sums& of : sums) of.D.resize(P);
-  ctx.ReserveScratch((P + 128) * sizeof(T));
+  ctx.ReserveScratch((e.channels + 128) * int64_t{sizeof(T)});
   ctx.ParallelFor(static_cast<int64_t>(sums.size()), [&](int64_t task, int worker) HWY_ATTR {
     const auto at = static_cast<size_t>(task);
     Finish<T>(e, e.ranges[at / H], static_cast<int64_t>(at % H), static_cast<T*>(ctx.Scratch(worker)), sums[at]);

@@ -91,7 +91,7 @@ void Rotate(Context& ctx, const CacheRotary& rotary, const ConstTensorView& x, c
 
 // Reserves the staging memory and fills its q.
 Staging RotateQueries(Context& ctx, const KVView& cache, const ConstTensorView& q) {
-  ctx.ReserveStaging(static_cast<size_t>(LayOut(cache, q, nullptr).num_bytes));
+  ctx.ReserveStaging(LayOut(cache, q, nullptr).num_bytes);
   const Staging s = LayOut(cache, q, ctx.Staging());
   List first;
   for (size_t b = 0; b < static_cast<size_t>(cache.batch); ++b) {

@@ -110,7 +110,7 @@ void RunBackwardSubproblems(const char* op, Context& ctx, const std::vector<Subp
 template <class T>
 void Merge(Context& ctx, const Problem& whole, size_t parts, const RunPart& run) {
   Answers<T> unplaced, answers;
-  ctx.ReserveTables(static_cast<size_t>(unplaced.LayOut(whole, parts, nullptr)));
+  ctx.ReserveTables(unplaced.LayOut(whole, parts, nullptr));
   answers.LayOut(whole, parts, ctx.Tables());
   for (size_t i = 0; i < parts; ++i) {
     Problem p = whole;
@@ -120,7 +120,7 @@ void Merge(Context& ctx, const Problem& whole, size_t parts, const RunPart& run)
     p.lse = answers.lse[i];
     run(i, p);
   }
-  ctx.ReserveScratch(static_cast<size_t>(whole.value_depth) * sizeof(T));
+  ctx.ReserveScratch(whole.value_depth * int64_t{sizeof(T)});
   ForTokens(ctx, whole, &Sequence::first_q, &Sequence::num_queries, whole.query_heads,
             [&](int64_t batch, int64_t token, int64_t head, int worker) {
               MergeRow<T>(whole, answers, batch, token, head, static_cast<T*>(ctx.Scratch(worker)));
@@ -131,7 +131,7 @@ template <class T>
 void MergeBackward(const char* op, Context& ctx, const Problem& whole, const Options& options,
                    const std::vector<Layer>& layers, const softmax::Gradients& gradients) {
   Sums<T> unplaced, sums;
-  ctx.ReserveTables(static_cast<size_t>(unplaced.LayOut(whole, gradients, nullptr)));
+  ctx.ReserveTables(unplaced.LayOut(whole, gradients, nullptr));
   sums.LayOut(whole, gradients, ctx.Tables());
   const struct {
     const Rows& out;

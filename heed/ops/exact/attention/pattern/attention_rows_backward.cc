@@ -117,7 +117,7 @@ class RowsBackward {
 
   void Run() {
     Memory<T> unplaced;
-    ctx_.ReserveTables(static_cast<size_t>(unplaced.LayOut(whole_, rows_, listed_, g_, nullptr)));
+    ctx_.ReserveTables(unplaced.LayOut(whole_, rows_, listed_, g_, nullptr));
     memory_.LayOut(whole_, rows_, listed_, g_, ctx_.Tables());
     Clear(memory_.dk, whole_.depth);
     Clear(memory_.dv, whole_.value_depth);
