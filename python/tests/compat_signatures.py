@@ -140,6 +140,8 @@ fla.ops.nsa.parallel.parallel_nsa(q, k, v, g_cmp=None, g_slc=None, g_swa=None, b
 fla.ops.retention.parallel.parallel_retention(q, k, v, scale=None, output_attentions=False, cu_seqlens=None, **kwargs)
 fla.ops.simple_gla.parallel.parallel_simple_gla(q, k, v, g=None, scale=None, output_attentions=False, cu_seqlens=None,
     cu_seqlens_cpu=None, **kwargs)
+mamba_ssm.ops.triton.mamba3.mamba3_siso_combined.mamba3_siso_combined(Q, K, V, ADT, DT, Trap, Q_bias, K_bias, Angles,
+    D=None, Z=None, Input_States=None, chunk_size=64, return_final_states=False, cu_seqlens=None)
 mamba_ssm.ops.triton.ssd_combined.mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None,
     initial_states=None, seq_idx=None, cu_seqlens=None, dt_softplus=False, dt_limit=(0.0, inf),
     return_final_states=False, return_varlen_states=False, state_dtype=None)

@@ -9,6 +9,7 @@ import torch
 
 import heed
 import heed.torch
+from heed.compat.mamba_ssm import mamba3_siso_combined
 
 NAMES = ("q", "k", "v", "log_decay", "dt", "trap", "theta")
 
@@ -185,6 +186,23 @@ def test_shapes_that_disagree_are_named(change, message):
     with pytest.raises(heed.InvalidArgument) as error:
         heed.mamba3(*numpy.values())
     assert message in str(error.value)
+
+
+def test_compat_has_the_function_of_mamba_ssm():
+    tensors, biases, (S, angle, k, v) = arguments(10, R=1)
+    q_bias, k_bias = (x[:, 0] for x in biases.values())
+    D, Z = torch.randn(2, dtype=torch.float64), torch.randn_like(tensors["v"][:, :, 0])
+    given = [tensors[x][:, :, 0] for x in "qkv"] + [tensors[x].transpose(1, 2) for x in ("log_decay", "dt", "trap")]
+    o, *final = mamba3_siso_combined(*given, q_bias, k_bias, tensors["theta"], D, Z,
+                                     Input_States=(angle, S.mT, k[:, 0], v[:, 0]), return_final_states=True)
+    rates = tensors | {"theta": math.pi * torch.tanh(tensors["theta"])}
+    want, (S, angle, k, v) = loop(rates, **biases, state=(S, angle, k, v))
+    want = (want[:, :, 0] + D[:, None] * given[2]) * Z * torch.sigmoid(Z)
+    assert (o - want).abs().max() < 1e-11
+    assert_states([final[1].mT, final[0], final[2][:, None], final[3][:, None]], (S, angle, k, v))
+    assert final[0].min() >= 0
+    assert torch.equal(mamba3_siso_combined(*given, q_bias, k_bias, tensors["theta"]),
+                       mamba3_siso_combined(*given, q_bias, k_bias, tensors["theta"], return_final_states=True)[0])
 
 
 def test_segments_are_refused():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -312,7 +313,57 @@ def mamba_split_conv1d_scan_combined(
     return (o, final) if return_final_states else o
 
 
+# --- Mamba-3 ----------------------------------------------------------------------------------------------------------
+
+_in_words_of_mamba3 = speaking(initial_state="Input_States", q="Q", k="K", v="V", log_decay="ADT", dt="DT", trap="Trap",
+                               theta="Angles", q_bias="Q_bias", k_bias="K_bias")
+
+
+@_in_words_of_mamba3
+def mamba3_siso_combined(
+    Q,
+    K,
+    V,
+    ADT,
+    DT,
+    Trap,
+    Q_bias,
+    K_bias,
+    Angles,
+    D=None,
+    Z=None,
+    Input_States=None,
+    chunk_size=64,
+    return_final_states=False,
+    cu_seqlens=None,
+):
+    """Mamba-3 with one write per token: Q, K [B, T, G, N]; V, Z [B, T, H, P]; ADT, DT, Trap [B, H, T].
+
+    Angles are rates before pi tanh. Input_States and the final ones, which follow the output, are the angle, between 0
+    and 2 pi, S [B, H, P, N], and the rotated key and the value of the last token.
+    """
+    name = "mamba3_siso_combined"
+    _dispatch.check_tensors(name, Q=Q, K=K, V=V, ADT=ADT, DT=DT, Trap=Trap, Q_bias=Q_bias, K_bias=K_bias, Angles=Angles)
+    initial = None
+    if Input_States is not None:
+        angle, S, k, v = (_wide(x, V) for x in Input_States)
+        initial = (S.mT, angle, k[:, None], v[:, None])
+    o, final = heed.torch.mamba3(
+        Q[:, :, None], K[:, :, None], V[:, :, None], ADT.transpose(1, 2), DT.transpose(1, 2), Trap.transpose(1, 2),
+        math.pi * torch.tanh(Angles), q_bias=Q_bias[:, None], k_bias=K_bias[:, None], initial_state=initial,
+        return_state=True, cu_seqlens=cu_seqlens
+    )
+    o = o[:, :, 0]
+    o = o if D is None else o + D[:, None] * V
+    o = (o if Z is None else o * F.silu(Z)).to(V.dtype)
+    if not return_final_states:
+        return o
+    S, angle, k, v = final
+    return o, torch.remainder(angle, 2 * math.pi), S.mT, k[:, 0], v[:, 0]
+
+
 PLACES = {  # where the library has each
+    "mamba3_siso_combined": "ops.triton.mamba3.mamba3_siso_combined",
     "mamba_chunk_scan_combined": "ops.triton.ssd_combined",
     "mamba_inner_fn": "ops.selective_scan_interface",
     "mamba_split_conv1d_scan_combined": "ops.triton.ssd_combined",
