@@ -10,6 +10,7 @@ from heed.torch._block_mask import pattern_from_block_mask
 from heed.torch._caches import KVCache, LatentKVCache, NSACache, RingKVCache, load_cache
 from heed.torch._compress import compress
 from heed.torch._compressed_attention import compressed_attention
+from heed.torch._compressed_cache import CompressedKVCache, Compressor
 from heed.torch._functions import (
     alibi_slopes,
     attention_map,
@@ -35,6 +36,8 @@ from heed.torch._sdpa import replace_sdpa, scaled_dot_product_attention
 from heed.torch._ttt_linear import ttt_linear, ttt_linear_step
 
 __all__ = [
+    "CompressedKVCache",
+    "Compressor",
     "KVCache",
     "LatentKVCache",
     "MultiheadAttention",
