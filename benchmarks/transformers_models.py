@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # Whole models of Transformers with heed and without: prefill, a training step, greedy tokens.
 """A Llama-like model (8 layers, width 512, 1024 tokens) and a Mistral-like one (window 512, 8192 tokens), once with
-attn_implementation="heed" and once with "sdpa"; recurrent models (4 layers, width 512, 1024 tokens), once accelerated
-and once as they are. Random weights in float32: the same logits and losses first, then times in turns. Peak memory is
+attn_implementation="heed" and once with "sdpa"; recurrent and hybrid models (4 layers, width 512, 1024 tokens), once
+accelerated and once as they are. Random weights in float32: the same logits and losses first, then times in turns. Peak memory is
 that of a process of its own for each side.
 
 Usage: transformers_models.py [FILTER] [--threads 2] [--rounds 3] [--json]
@@ -24,23 +24,41 @@ import turns
 SIZES = dict(hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4,
              vocab_size=1024, attention_dropout=0.0)
 RECURRENT = dict(hidden_size=512, num_hidden_layers=4, vocab_size=1024, pad_token_id=0, bos_token_id=1, eos_token_id=2)
-GDN = dict(linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=64, linear_value_head_dim=64,
+HYBRID = dict(RECURRENT, intermediate_size=1408, num_attention_heads=8, num_key_value_heads=2, head_dim=64)
+MAMBA2 = dict(mamba_n_heads=16, mamba_d_head=64, mamba_d_state=128, mamba_n_groups=1)
+GDN = dict(HYBRID, linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=64, linear_value_head_dim=64,
            layer_types=["linear_attention"] * 3 + ["full_attention"])
 
-# Classes and options of their configurations.
+# Classes and options of their configurations. One layer of four is attention in a hybrid, all have both in Falcon-H1.
+RECURRENCES = {
+    "mamba": ("MambaForCausalLM", RECURRENT),
+    "mamba2": ("Mamba2ForCausalLM", dict(RECURRENT, num_heads=16, head_dim=64, n_groups=1)),
+    "qwen3_next": ("Qwen3NextForCausalLM", dict(
+        GDN, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=352, shared_expert_intermediate_size=352)),
+    "bamba": ("BambaForCausalLM", dict(HYBRID, **MAMBA2, attn_layer_indices=[3])),
+    "falcon_h1": ("FalconH1ForCausalLM", dict(HYBRID, **MAMBA2, mamba_d_ssm=1024)),
+    "granite_hybrid": ("GraniteMoeHybridForCausalLM", dict(
+        HYBRID, **MAMBA2, layer_types=["mamba"] * 3 + ["attention"], shared_intermediate_size=1408,
+        num_local_experts=0)),
+    "nemotron_h": ("NemotronHForCausalLM", dict(
+        HYBRID, layers_block_type=["linear_attention"] * 3 + ["full_attention"], ssm_state_size=128,
+        mamba_num_heads=16, mamba_head_dim=64, n_groups=1)),
+    "olmo_hybrid": ("OlmoHybridForCausalLM", dict(GDN, linear_num_key_heads=8)),
+    "qwen3_5": ("Qwen3_5ForCausalLM", GDN),
+    "minimax": ("MiniMaxForCausalLM", dict(
+        HYBRID, layer_types=["linear_attention"] * 3 + ["full_attention"], num_local_experts=2,
+        num_experts_per_tok=1)),
+    "lfm2": ("Lfm2ForCausalLM", dict(HYBRID, layer_types=["conv"] * 3 + ["full_attention"])),
+}
 FAMILIES = {
     "llama": ("LlamaForCausalLM", SIZES),
     # Two layers keep a run of 8192 tokens short.
     "mistral": ("MistralForCausalLM", dict(SIZES, num_hidden_layers=2, sliding_window=512)),
-    "mamba": ("MambaForCausalLM", RECURRENT),
-    "mamba2": ("Mamba2ForCausalLM", dict(RECURRENT, num_heads=16, head_dim=64, n_groups=1)),
-    "qwen3_next": ("Qwen3NextForCausalLM", dict(
-        RECURRENT, **GDN, intermediate_size=1408, num_attention_heads=8, num_key_value_heads=2, head_dim=64,
-        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=352, shared_expert_intermediate_size=352)),
+    **RECURRENCES,
 }
 JOBS = {"llama/prefill": 1024, "llama/train": 1024, "llama/generate128": 1024, "mistral/prefill": 8192,
-        "mistral/train": 8192, **{f"{name}/{what}": 1024 for name in ("mamba", "mamba2", "qwen3_next")
-                                  for what in ("prefill", "train", "generate128")}}
+        "mistral/train": 8192,
+        **{f"{name}/{what}": 1024 for name in RECURRENCES for what in ("prefill", "train", "generate128")}}
 
 
 def make(family, with_heed, length):
@@ -59,7 +77,7 @@ def make(family, with_heed, length):
     model = model_class(config)
     if attention:
         model.set_attn_implementation("heed" if with_heed else "sdpa")
-    if with_heed and sizes.get("num_hidden_layers") == 4:
+    if with_heed and family in RECURRENCES:
         model.acceleration = heed.transformers.accelerate(model, strict=True)
     return model, torch.randint(3, sizes["vocab_size"], (1, length))
 
