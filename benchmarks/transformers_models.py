@@ -2,8 +2,8 @@
 # Whole models of Transformers with heed and without: prefill, a training step, greedy tokens.
 """A Llama-like model (8 layers, width 512, 1024 tokens) and a Mistral-like one (window 512, 8192 tokens), once with
 attn_implementation="heed" and once with "sdpa"; recurrent and hybrid models (4 layers, width 512, 1024 tokens), once
-accelerated and once as they are. Random weights in float32: the same logits and losses first, then times in turns. Peak memory is
-that of a process of its own for each side.
+accelerated and once as they are. Random weights in float32: the same logits and losses first, then times in turns.
+Peak memory is that of a process of its own for each side.
 
 Usage: transformers_models.py [FILTER] [--threads 2] [--rounds 3] [--json]
 """

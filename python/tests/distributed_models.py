@@ -223,7 +223,7 @@ EVERY = {
     "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16, "sliding_window": 5, "attention_dropout": 0.0}
 SPECIAL = {
-    **{name: family.config for name, family in {**recurrent_models.FAMILIES, **recurrent_models.MORE}.items()},
+    **{name: family.config for name, family in recurrent_models.FAMILIES.items()},
     "cohere2": tiny_models.FAMILIES["cohere2"].config, "deepseek_v3": tiny_models.FAMILIES["deepseek_v3"].config,
     "granitemoehybrid": recurrent_models.FAMILIES["granite_hybrid"].config,
     "gemma3": tiny_models.FAMILIES["gemma3"].config, "gpt_oss": tiny_models.FAMILIES["gpt_oss"].config,

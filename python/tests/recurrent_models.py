@@ -66,13 +66,18 @@ FAMILIES = {
     "minimax": Family("MiniMaxForCausalLM", {
         **HYBRID, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 16,
         "layer_types": ["linear_attention", "full_attention"]}, ("lightning",)),
-}
-# Models whose layers are those of a family above but for their convolution's place.
-MORE = {
     "lfm2": Family("Lfm2ForCausalLM", {**HYBRID, "layer_types": ["conv", "full_attention"]}, CONVOLUTION),
     "nemotron_h": Family("NemotronHForCausalLM", {
         **HYBRID, "layers_block_type": ["linear_attention", "full_attention"], "head_dim": 8, "ssm_state_size": 16,
         "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "chunk_size": 16}, SSD),
+    "zamba2": Family("Zamba2ForCausalLM", {
+        **HYBRID, "num_key_value_heads": 4, "num_hidden_layers": 3, "mamba_d_state": 16, "mamba_ngroups": 2,
+        "n_mamba_heads": 8, "mamba_headdim": 8, "chunk_size": 16,
+        "layers_block_type": ["linear_attention", "hybrid", "hybrid"]}, SSD),
+    "qwen3_5": Family("Qwen3_5ForCausalLM", {**HYBRID, **GDN}, DELTA),
+    "qwen3_5_moe": Family("Qwen3_5MoeForCausalLM", {
+        **HYBRID, **GDN, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16}, DELTA),
 }
 # Names of the number of taps in configurations.
 TAPS = ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim", "conv_L_cache")
@@ -80,7 +85,7 @@ TAPS = ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim", "conv_L_cache")
 
 def build(name: str, seed: int = 0, **changes) -> transformers.PreTrainedModel:
     """A model of the family in float32 and eval(), with weights that the seed alone decides."""
-    family = {**FAMILIES, **MORE}[name]
+    family = FAMILIES[name]
     model_class = getattr(transformers, family.model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
