@@ -1,10 +1,9 @@
-// A chunk of tokens of TTT-Linear: its buffers, the gradients that train the state, what the queries read, and the
-// state after it.
+// A chunk of tokens of TTT-Linear: what the queries read, and the state after it.
 //
-// Compiled once per SIMD target. A chunk has up to 16 tokens of one mini-batch. With the state W and G before it, whose
-// rows are those of W and b, keys and queries ending in 1, and P_ts = <q_t, k_s>:
+// Compiled once per SIMD target. With the state W and G before a chunk, whose rows are those of W and b, keys and
+// queries ending in 1, P_ts = <q_t, k_s>, and the gradients g at W (common/test_time_training-inl.h):
 //
-//   z = k W,  g = LN'(z) (w .* e),  y_t = q_t W - eta_t (q_t G + sum_{s <= t} lr_s P_ts g_s)
+//   y_t = q_t W - eta_t (q_t G + sum_{s <= t} lr_s P_ts g_s)
 //
 // so that no W_t is ever made. A chunk adds sum_s lr_s k_s g_s^T to G, and one that ends a mini-batch -eta G to W.
 #if defined(HEED_OPS_DELTA_TTT_LINEAR_CHUNK_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -14,303 +13,64 @@
 #define HEED_OPS_DELTA_TTT_LINEAR_CHUNK_INL_H_
 #endif
 
-#include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <utility>
 
 #include "heed/core/carver.h"
+#include "heed/ops/delta/common/test_time_training-inl.h"
 #include "heed/ops/delta/ttt_linear/ttt_linear_internal.h"
-#include "heed/simd/convert-inl.h"
-#include "heed/simd/products-inl.h"
-#include "heed/simd/transpose-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::ttt_linear::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-namespace hs = heed::HWY_NAMESPACE;  // simd/
+using namespace test_time_training::HWY_NAMESPACE;  // NOLINT: what both mechanisms do
 
-constexpr int64_t kTokens = 16;  // of a chunk: the authors' mini-batch, and as many as register tiles of W need
-
-// Calls f(T(), S()) for the types of the computation and of q, k and v.
-template <class F>
-HWY_INLINE void WithTypes(const Inputs& in, const F& f) {
-  if (in.q.dtype() == DType::kF64) return f(double(), double());
-  hs::WithStorage<float>(in.q.dtype(), [&](auto stored) HWY_ATTR { f(float(), stored); });
-}
-
-// The tokens of the next chunk: none of another mini-batch, and none beyond a multiple of 16 of this one. `offset` is
-// the place of the first in its mini-batch.
-inline int64_t ChunkTokens(const Call& call, int64_t offset, int64_t left) {
-  return std::min({left, call.mini_batch - offset, kTokens - offset % kTokens});
-}
-
-// Returns whether part 1 of a state may differ from 0 where a chunk begins.
-inline bool HasSums(const Call& call) {
-  const auto inside = [](int64_t offset) { return offset > 0; };
-  return call.mini_batch > kTokens || std::any_of(call.offsets.begin(), call.offsets.end(), inside);
-}
-
-// The buffers of a thread. Rows of V channels are padded to Vp, rows of keys and queries, with their last 1, to Kp,
-// both with zeros. A T at the end of a name: transposed, with rows of 16 tokens.
+// With a null base only `bytes` is set.
 template <class T>
-struct Chunk {
-  int64_t K, rows, Kp, Vp, size, bytes;  // rows = K + 1, of a part of a state, which has `size` elements
-  bool sums;                             // HasSums
-  int64_t count = 0;                     // tokens
-  bool begins = false, ends = false;     // a mini-batch
-  T *q, *k, *kT;
-  T *v, *z, *e, *x, *g, *y, *yx;  // y: what a query reads; yx: its LN
-  T *w, *c;                       // [Vp]
-  T *eta, *lr, *r, *yr;           // [16]: r and yr, 1 / sqrt(var + eps) of z and y
-  T *pairs, *weighted;            // [16, 16]
-  T* scaled;                      // [16, Kp]
-  T *W, *G;                       // [rows, Vp]
-  // For gradients.
-  T *d_o, *dy, *dg, *dz, *read, *dq, *dk, *de;  // read: what eta is a factor of
-  T *gT, *dyT, *dzT, *outT;
-  T *dW, *dG, *dw, *dc;
-  T *kept, *all_z;
+struct Buffers : Chunk<T> {
+  int64_t bytes;
+  T* eta;             // [16]
+  T *W, *G;           // the parts of the state
+  T *dW, *dG, *read;  // read: what eta is a factor of
 
-  static int64_t Padded(int64_t n) { return (n + 15) / 16 * 16; }
-
-  // `kept_states`: states that the backward pass keeps, `tokens`: those of its longest sequence. With a null base only
-  // `bytes` is set.
-  Chunk(const Call& call, void* base, bool backward, int64_t kept_states, int64_t tokens)
-      : K(call.K), rows(K + 1), Kp(Padded(rows)), Vp(Padded(K)), size(rows * Vp), sums(HasSums(call)) {
+  Buffers(const Call& call, void* base, bool backward, int64_t kept_states, int64_t tokens)
+      : Chunk<T>(call, call.K + 1, 2, DividesMiniBatches(call) ? 2 : 1) {
     Carver carver(base);
-    for (T** of_keys : {&q, &k, &scaled}) carver.Next(*of_keys, kTokens * Kp);
-    carver.Next(kT, Kp * kTokens);
-    for (T** of_values : {&v, &z, &e, &x, &g, &y, &yx}) carver.Next(*of_values, kTokens * Vp);
-    for (T** row : {&w, &c}) carver.Next(*row, Vp);
-    for (T** row : {&eta, &lr, &r, &yr}) carver.Next(*row, kTokens);
-    for (T** square : {&pairs, &weighted}) carver.Next(*square, kTokens * kTokens);
-    carver.Next(W, size);
-    carver.Next(G, size);
+    this->Carve(carver, backward, kept_states, tokens);
+    carver.Next(eta, kTokens);
+    W = this->trained = this->parts[0];
+    G = this->parts[1];
     if (backward) {
-      for (T** of_values : {&d_o, &dy, &dg, &dz, &read, &de}) carver.Next(*of_values, kTokens * Vp);
-      for (T** of_keys : {&dq, &dk}) carver.Next(*of_keys, kTokens * Kp);
-      for (T** turned : {&gT, &dyT, &dzT}) carver.Next(*turned, Vp * kTokens);
-      carver.Next(outT, Kp * kTokens);
-      for (T** part : {&dW, &dG}) carver.Next(*part, size);
-      for (T** row : {&dw, &dc}) carver.Next(*row, Vp);
-      carver.Next(kept, kept_states * (sums ? 2 : 1) * size);
-      carver.Next(all_z, tokens * Vp);
+      carver.Next(read, kTokens * this->Vp);
+      dW = this->d_trained = this->d_parts[0];
+      dG = this->d_parts[1];
     }
     bytes = carver.bytes();
   }
 };
 
-template <class T>
-HWY_INLINE void Clear(T* to, int64_t n) {
-  std::memset(to, 0, static_cast<size_t>(n) * sizeof(T));
-}
-template <class T>
-HWY_INLINE void Copy(const T* from, int64_t n, T* to) {
-  std::memcpy(to, from, static_cast<size_t>(n) * sizeof(T));
-}
-
-// sum_i a[i] b[i], to = factor from, and to += factor from, of whole vectors.
-template <class D, class T = hn::TFromD<D>>
-HWY_INLINE T Product(D d, const T* HWY_RESTRICT a, const T* HWY_RESTRICT b, int64_t n) {
-  constexpr int64_t N = hn::MaxLanes(D());
-  auto sum = hn::Zero(d);
-  for (int64_t i = 0; i < n; i += N) sum = hn::MulAdd(hn::Load(d, a + i), hn::Load(d, b + i), sum);
-  return hn::ReduceSum(d, sum);
-}
-template <class D, class T = hn::TFromD<D>>
-HWY_INLINE void Scale(D d, T factor, const T* from, int64_t n, T* to) {
-  constexpr int64_t N = hn::MaxLanes(D());
-  for (int64_t i = 0; i < n; i += N) hn::Store(hn::Mul(hn::Set(d, factor), hn::Load(d, from + i)), d, to + i);
-}
-template <class D, class T = hn::TFromD<D>>
-HWY_INLINE void AddScaled(D d, T factor, const T* HWY_RESTRICT from, int64_t n, T* HWY_RESTRICT to) {
-  constexpr int64_t N = hn::MaxLanes(D());
-  const auto factors = hn::Set(d, factor);
-  for (int64_t i = 0; i < n; i += N) {
-    hn::Store(hn::MulAdd(factors, hn::Load(d, from + i), hn::Load(d, to + i)), d, to + i);
-  }
-}
-
-// The lanes of the vector at element i that belong to a row of n.
-template <class D>
-HWY_INLINE hn::Mask<D> Valid(D d, int64_t i, int64_t n) {
-  constexpr int64_t N = hn::MaxLanes(D());
-  return hn::FirstN(d, static_cast<size_t>(std::clamp<int64_t>(n - i, 0, N)));
-}
-
-// x = (z - mean(z)) r. Returns r = 1 / sqrt(var(z) + eps).
-template <class D, class T = hn::TFromD<D>>
-HWY_INLINE T Normalise(D d, const T* HWY_RESTRICT z, int64_t n, int64_t padded, double eps, T* HWY_RESTRICT x) {
-  constexpr int64_t N = hn::MaxLanes(D());
-  const T size = static_cast<T>(n);
-  auto sum = hn::Zero(d), squares = hn::Zero(d);
-  for (int64_t i = 0; i < padded; i += N) sum = hn::Add(sum, hn::Load(d, z + i));
-  const auto mean = hn::Set(d, hn::ReduceSum(d, sum) / size);
-  for (int64_t i = 0; i < padded; i += N) {
-    const auto centred = hn::IfThenElseZero(Valid(d, i, n), hn::Sub(hn::Load(d, z + i), mean));
-    hn::Store(centred, d, x + i);
-    squares = hn::MulAdd(centred, centred, squares);
-  }
-  const T r = 1 / std::sqrt(hn::ReduceSum(d, squares) / size + static_cast<T>(eps));
-  Scale(d, r, x, padded, x);
-  return r;
-}
-
-// The gradient of LN, dz = r (dx - mean(dx) - x mean(x .* dx)), which is linear and symmetric, plus `rest` x. Returns
-// mean(x .* dx). dz may be dx.
-template <class D, class T = hn::TFromD<D>>
-HWY_INLINE T GradientOfNorm(D d, const T* HWY_RESTRICT x, T r, const T* dx, int64_t n, int64_t padded, T rest, T* dz) {
-  constexpr int64_t N = hn::MaxLanes(D());
-  const T size = static_cast<T>(n);
-  auto sum = hn::Zero(d), products = hn::Zero(d);
-  for (int64_t i = 0; i < padded; i += N) {
-    const auto dxi = hn::Load(d, dx + i);
-    sum = hn::Add(sum, dxi);
-    products = hn::MulAdd(hn::Load(d, x + i), dxi, products);
-  }
-  const T along = hn::ReduceSum(d, products) / size;
-  const auto mean = hn::Set(d, hn::ReduceSum(d, sum) / size), of_x = hn::Set(d, along), rs = hn::Set(d, r),
-             rests = hn::Set(d, rest);
-  for (int64_t i = 0; i < padded; i += N) {
-    const auto xi = hn::Load(d, x + i);
-    const auto centred = hn::NegMulAdd(of_x, xi, hn::Sub(hn::Load(d, dx + i), mean));
-    hn::Store(hn::IfThenElseZero(Valid(d, i, n), hn::MulAdd(rs, centred, hn::Mul(rests, xi))), d, dz + i);
-  }
-  return along;
-}
-
-// to[j][i] = from[i][j]; rows and columns are multiples of 16.
-template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void Transpose(D d, const T* HWY_RESTRICT from, int64_t from_row, int64_t rows, int64_t columns,
-                            T* HWY_RESTRICT to, int64_t to_row) {
-  constexpr int64_t N = hn::MaxLanes(D());
-  for (int64_t i = 0; i < rows; i += N) {
-    for (int64_t j = 0; j < columns; j += N) {
-      hn::Vec<D> v[N];
-      for (int64_t n = 0; n < N; ++n) v[n] = hn::Load(d, from + (i + n) * from_row + j);
-      hs::Transpose(d, v);
-      for (int64_t n = 0; n < N; ++n) hn::Store(v[n], d, to + (j + n) * to_row + i);
-    }
-  }
-}
-
-template <class T>
-HWY_INLINE const T* At(const ConstTensorView& t, int64_t i, int64_t j, int64_t h) {
-  return t.as<T>() + i * t.stride(0) + j * t.stride(1) + h * t.stride(2);
-}
-template <class T>
-HWY_INLINE T* At(const TensorView& t, int64_t i, int64_t j, int64_t h) {
-  return t.as<T>() + i * t.stride(0) + j * t.stride(1) + h * t.stride(2);
-}
-
-// A part of a state of the caller. An absent state is zeros.
-template <class T>
-HWY_NOINLINE void LoadPart(const ConstTensorView& t, const Chunk<T>& c, int64_t n, int64_t h, int64_t part, T* to) {
-  Clear(to, c.size);
-  for (int64_t i = 0; i < c.rows && t.present(); ++i) {
-    const T* row = At<T>(t, n, h, part) + i * t.stride(3);
-    for (int64_t j = 0; j < c.K; ++j) to[i * c.Vp + j] = row[j * t.stride(4)];
-  }
-}
-template <class T>
-HWY_NOINLINE void StorePart(const TensorView& t, const Chunk<T>& c, int64_t n, int64_t h, int64_t part, const T* from) {
-  for (int64_t i = 0; i < c.rows && t.present(); ++i) {
-    T* row = At<T>(t, n, h, part) + i * t.stride(3);
-    for (int64_t j = 0; j < c.K; ++j) row[j * t.stride(4)] = from[i * c.Vp + j];
-  }
-}
-
 // The state before the first token of a sequence, and the norm of a head.
 template <class T>
-HWY_NOINLINE void Begin(const Call& call, const Inputs& in, int64_t n, int64_t h, Chunk<T>& c) {
+HWY_NOINLINE void Begin(const Call& call, const Inputs& in, int64_t n, int64_t h, Buffers<T>& c) {
   LoadPart(in.initial_state, c, n, h, 0, c.W);
-  if (call.offsets[static_cast<size_t>(n)] > 0) {
-    LoadPart(in.initial_state, c, n, h, 1, c.G);
-  } else {
-    Clear(c.G, c.size);
-  }
-  for (const auto& [t, to] : {std::pair{&in.weight, c.w}, {&in.bias, c.c}}) {
-    Clear(to, c.Vp);
-    for (int64_t j = 0; j < c.K; ++j) {
-      to[j] = static_cast<T>(LoadAsDouble(t->dtype(), t->data(), h * t->stride(0) + j * t->stride(1)));
-    }
-  }
+  LoadPart(call.offsets[static_cast<size_t>(n)] > 0 ? in.initial_state : ConstTensorView(), c, n, h, 1, c.G);
+  LoadNorm(in.weight, in.bias, h, c);
 }
 
 // Loads the chunk of a sequence from `token` on, whose place in its mini-batch is `offset`.
 template <class S, class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void LoadChunk(D d, const Call& call, const Inputs& in, int64_t b, int64_t token, int64_t offset,
-                            int64_t left, int64_t h, Chunk<T>& c) {
-  const auto number = [&](const ConstTensorView& t, int64_t i) {
-    return static_cast<T>(
-        LoadAsDouble(t.dtype(), t.data(), b * t.stride(0) + (token + i) * t.stride(1) + h * t.stride(2)));
-  };
-  c.count = ChunkTokens(call, offset, left);
-  c.begins = offset == 0;
-  c.ends = offset + c.count == call.mini_batch;
+                            int64_t left, int64_t h, Buffers<T>& c) {
+  LoadRows<S>(d, call, in, b, token, offset, left, h, c);
   for (int64_t i = 0; i < c.count; ++i) {
-    T *q = c.q + i * c.Kp, *k = c.k + i * c.Kp;
-    hs::LoadRow(d, At<S>(in.q, b, token + i, h), c.K, c.Kp, q);
-    hs::LoadRow(d, At<S>(in.k, b, token + i, h), c.K, c.Kp, k);
-    hs::LoadRow(d, At<S>(in.v, b, token + i, h), c.K, c.Vp, c.v + i * c.Vp);
-    if (call.scale != 1) Scale(d, static_cast<T>(call.scale), q, c.Kp, q);
-    q[c.K] = k[c.K] = 1;
-    c.eta[i] = number(in.eta, i);
-    c.lr[i] = in.lr.present() ? number(in.lr, i) : T{1};
-  }
-  for (T* rows : {c.q, c.k}) Clear(rows + c.count * c.Kp, (kTokens - c.count) * c.Kp);
-  Transpose(d, c.k, c.Kp, kTokens, c.Kp, c.kT, kTokens);
-}
-
-// z = k W.
-template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void ReadKeys(D d, Chunk<T>& c, T* z) {
-  Clear(z, c.count * c.Vp);
-  hs::Multiply(d, c.k, c.Kp, 1, c.W, c.Vp, c.rows, c.count, c.Vp, z, c.Vp);
-}
-
-// x, e and the gradients g of z.
-template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void Train(D d, const Call& call, const T* z, Chunk<T>& c) {
-  constexpr int64_t N = hn::MaxLanes(D());
-  for (int64_t t = 0; t < c.count; ++t) {
-    T *x = c.x + t * c.Vp, *e = c.e + t * c.Vp, *g = c.g + t * c.Vp;
-    const T *v = c.v + t * c.Vp, *k = c.k + t * c.Kp;
-    c.r[t] = Normalise(d, z + t * c.Vp, c.K, c.Vp, call.eps, x);
-    for (int64_t i = 0; i < c.Vp; i += N) {
-      const auto w = hn::Load(d, c.w + i);
-      const auto missed = hn::Sub(hn::Load(d, c.c + i), hn::Sub(hn::Load(d, v + i), hn::Load(d, k + i)));
-      const auto of_e = hn::IfThenElseZero(Valid(d, i, c.K), hn::MulAdd(w, hn::Load(d, x + i), missed));
-      hn::Store(of_e, d, e + i);
-      hn::Store(hn::Mul(w, of_e), d, g + i);
-    }
-    GradientOfNorm(d, x, c.r[t], g, c.K, c.Vp, T{0}, g);
-  }
-}
-
-// weighted[t][s] = rows[t] columns[s] pairs[t][s] for s <= t; -0 after.
-template <class D, class T = hn::TFromD<D>>
-HWY_INLINE void WeightPairs(D d, int64_t count, const T* rows, T factor, const T* columns, const T* pairs,
-                            T* weighted) {
-  constexpr int64_t N = hn::MaxLanes(D());
-  const auto after = hn::Set(d, T{-0.0});
-  for (int64_t t = 0; t < count; ++t) {
-    const auto row = hn::Set(d, rows == nullptr ? factor : factor * rows[t]);
-    for (int64_t s = 0; s < kTokens; s += N) {
-      auto x = hn::Mul(row, hn::Load(d, pairs + t * kTokens + s));
-      if (columns != nullptr) x = hn::Mul(x, hn::Load(d, columns + s));
-      hn::Store(hn::IfThenElse(Valid(d, s, t + 1), x, after), d, weighted + t * kTokens + s);
-    }
+    c.eta[i] = NumberAt<T>(in.eta, b, token + i, h);
+    c.lr[i] = in.lr.present() ? NumberAt<T>(in.lr, b, token + i, h) : T{1};
   }
 }
 
 // `read`, the sum that eta is a factor of: q_t G + sum_{s <= t} lr_s P_ts g_s.
 template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void ReadSums(D d, Chunk<T>& c, T* read) {
+HWY_NOINLINE void ReadSums(D d, Buffers<T>& c, T* read) {
   Clear(read, c.count * c.Vp);
   if (!c.begins) hs::Multiply(d, c.q, c.Kp, 1, c.G, c.Vp, c.rows, c.count, c.Vp, read, c.Vp);
   hs::MultiplyPairs(d, c.q, c.Kp, c.kT, c.rows, c.count, c.pairs, kTokens);
@@ -320,9 +80,8 @@ HWY_NOINLINE void ReadSums(D d, Chunk<T>& c, T* read) {
 
 // y = q W - eta read, and its LN.
 template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void ReadQueries(D d, const Call& call, const T* read, Chunk<T>& c) {
-  Clear(c.y, c.count * c.Vp);
-  hs::Multiply(d, c.q, c.Kp, 1, c.W, c.Vp, c.rows, c.count, c.Vp, c.y, c.Vp);
+HWY_NOINLINE void ReadQueries(D d, const Call& call, const T* read, Buffers<T>& c) {
+  ReadRows(d, c, c.q, c.W, c.y);
   for (int64_t t = 0; t < c.count; ++t) {
     AddScaled(d, -c.eta[t], read + t * c.Vp, c.Vp, c.y + t * c.Vp);
     c.yr[t] = Normalise(d, c.y + t * c.Vp, c.K, c.Vp, call.eps, c.yx + t * c.Vp);
@@ -331,7 +90,7 @@ HWY_NOINLINE void ReadQueries(D d, const Call& call, const T* read, Chunk<T>& c)
 
 // The state after the tokens of a chunk. W is rounded once per mini-batch, not once per token.
 template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void Advance(D d, Chunk<T>& c) {
+HWY_NOINLINE void Advance(D d, Buffers<T>& c) {
   for (int64_t s = 0; s < c.count; ++s) Scale(d, c.lr[s], c.k + s * c.Kp, c.Kp, c.scaled + s * c.Kp);
   hs::Multiply(d, c.scaled, 1, c.Kp, c.g, c.Vp, c.count, c.rows, c.Vp, c.G, c.Vp);
   if (!c.ends) return;

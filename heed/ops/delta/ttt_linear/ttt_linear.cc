@@ -1,16 +1,15 @@
 // TTT-Linear: the checks of a call, and its tokens outside sequences.
 #include "heed/ops/delta/ttt_linear/ttt_linear.h"
 
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "heed/core/os.h"
 #include "heed/mechanism/check_internal.h"
 #include "heed/mechanism/tokens_internal.h"
+#include "heed/ops/delta/common/test_time_training_internal.h"
 #include "heed/ops/delta/ttt_linear/ttt_linear_internal.h"
 
 namespace heed::ttt_linear {
@@ -19,74 +18,33 @@ namespace {
 using mechanism::Axes;
 using mechanism::CheckTensor;
 using mechanism::Fail;
-
-DType DTypeOf(const TensorView& t, DType dtype, bool wide) {
-  return wide && t.dtype() == DType::kF64 ? DType::kF64 : dtype;
-}
+using test_time_training::CheckFactor;
+using test_time_training::DTypeOf;
 
 Axes StateShape(const Call& call) {
   return {static_cast<int64_t>(call.sequences.size()), call.H, 2, call.K + 1, call.K};
 }
 
-// The place in its mini-batch of the first token of each sequence.
-std::vector<int64_t> OffsetsOf(const char* op, const Inputs& in, const Options& options, size_t sequences) {
-  std::vector<int64_t> offsets(sequences);
-  const ConstTensorView& t = options.positions;
-  if (!t.present()) return offsets;
-  if (t.dtype() != DType::kI32 && t.dtype() != DType::kI64) {
-    Fail(op, "positions", std::string("has dtype ") + Name(t.dtype()), "i32 or i64");
-  }
-  CheckTensor(op, "positions", t, {static_cast<int64_t>(sequences)}, t.dtype(), true);
-  for (size_t n = 0; n < sequences; ++n) {
-    const int64_t position = LoadAsInt64(t.dtype(), t.data(), static_cast<int64_t>(n) * t.stride(0));
-    const std::string name = "positions[" + std::to_string(n) + "]";
-    if (position < 0) Fail(op, name.c_str(), "is " + std::to_string(position), "0 or more");
-    if (position > 0 && !in.initial_state.present()) {
-      Fail(op, name.c_str(), "is " + std::to_string(position), "0 without initial_state");
-    }
-    offsets[n] = position % options.mini_batch;
-  }
-  return offsets;
-}
-
 // Checks the inputs and options, and adds them to `apart`. The state before the first token is called `state_name`.
 Call CheckedInputs(const char* op, const Inputs& in, const Options& options, mechanism::Apart& apart,
                    const char* state_name = "initial_state") {
-  mechanism::CheckFloat(op, "q", in.q);
-  if (in.q.rank() != 4) Fail(op, "q", "has shape " + in.q.ShapeString(), "[B, T, H, K]");
   Call call;
-  call.B = in.q.size(0);
-  call.T = in.q.size(1);
-  call.H = in.q.size(2);
-  call.K = in.q.size(3);
-  if (call.K < 1) Fail(op, "q", "has shape " + in.q.ShapeString(), "at least one channel");
-  const DType dtype = in.q.dtype(), wide = mechanism::StateDType(dtype);
-  for (const auto& [name, view] : {std::pair{"q", in.q}, {"k", in.k}, {"v", in.v}}) {
-    CheckTensor(op, name, view, in.q.sizes(), dtype, true);  // the model's error is that of k + LN(z) to v: V = K
-    mechanism::CheckContiguousRows(op, name, view);
-  }
-  const auto factor = [&](const char* name, const ConstTensorView& t, const Axes& shape) {
-    CheckTensor(op, name, t, shape, t.present() && t.dtype() == wide ? wide : dtype, true);
-  };
-  factor("weight", in.weight, {call.H, call.K});
-  factor("bias", in.bias, {call.H, call.K});
-  factor("eta", in.eta, {call.B, call.T, call.H});
-  if (in.lr.present()) factor("lr", in.lr, {call.B, call.T, call.H});
-  if (options.mini_batch < 1) Fail(op, "mini_batch", "is " + std::to_string(options.mini_batch), "at least 1");
-  if (!std::isfinite(options.eps) || options.eps < 0) {
-    Fail(op, "eps", "is " + mechanism::Text(options.eps), "a finite number >= 0");
-  }
-  if (!std::isfinite(options.scale)) Fail(op, "scale", "is " + mechanism::Text(options.scale), "a finite number");
+  test_time_training::CheckRows(op, in.q, in.k, in.v, call);
+  const DType dtype = in.q.dtype();
+  CheckFactor(op, "weight", in.weight, {call.H, call.K}, dtype);
+  CheckFactor(op, "bias", in.bias, {call.H, call.K}, dtype);
+  CheckFactor(op, "eta", in.eta, {call.B, call.T, call.H}, dtype);
+  if (in.lr.present()) CheckFactor(op, "lr", in.lr, {call.B, call.T, call.H}, dtype);
+  test_time_training::CheckOptions(op, options.mini_batch, options.eps, options.scale, call);
   if (options.residual != Residual::kQuery && options.residual != Residual::kOutput) {
     Fail(op, "residual", "is " + std::to_string(static_cast<int>(options.residual)), "kQuery or kOutput");
   }
-  call.mini_batch = options.mini_batch;
-  call.eps = options.eps;
-  call.scale = options.scale;
   call.query_residual = options.residual == Residual::kQuery;
   call.sequences = mechanism::RangesOf(op, "q", in.q, options);
-  if (in.initial_state.present()) CheckTensor(op, state_name, in.initial_state, StateShape(call), wide, true);
-  call.offsets = OffsetsOf(op, in, options, call.sequences.size());
+  if (in.initial_state.present()) {
+    CheckTensor(op, state_name, in.initial_state, StateShape(call), mechanism::StateDType(dtype), true);
+  }
+  test_time_training::CheckPositions(op, options.positions, in.initial_state.present(), call);
   for (const auto& [name, view] : {std::pair{"q", in.q},
                                    {"k", in.k},
                                    {"v", in.v},

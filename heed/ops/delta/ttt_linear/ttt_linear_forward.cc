@@ -23,7 +23,7 @@ namespace heed::ttt_linear::HWY_NAMESPACE {
 // o = residual + w .* LN(y) + c, in place of y.
 template <class S, class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void StoreOutputs(D d, const Call& call, const TensorView& o, int64_t b, int64_t token, int64_t h,
-                               Chunk<T>& c) {
+                               Buffers<T>& c) {
   constexpr int64_t N = hn::MaxLanes(D());
   for (int64_t t = 0; t < c.count; ++t) {
     T* y = c.y + t * c.Vp;
@@ -38,14 +38,15 @@ HWY_NOINLINE void StoreOutputs(D d, const Call& call, const TensorView& o, int64
 
 // The forward pass of one head of a sequence.
 template <class T, class S>
-HWY_INLINE void ForwardHead(const Call& call, const Inputs& in, const Outputs& out, int64_t n, int64_t h, Chunk<T>& c) {
+HWY_INLINE void ForwardHead(const Call& call, const Inputs& in, const Outputs& out, int64_t n, int64_t h,
+                            Buffers<T>& c) {
   const hn::ScalableTag<T> d;
   const mechanism::TokenRange& s = call.sequences[static_cast<size_t>(n)];
   Begin(call, in, n, h, c);
   int64_t offset = call.offsets[static_cast<size_t>(n)];
   for (int64_t token = s.begin; token < s.end;) {
     LoadChunk<S>(d, call, in, s.batch, token, offset, s.end - token, h, c);
-    ReadKeys(d, c, c.z);
+    ReadRows(d, c, c.k, c.W, c.z);
     Train(d, call, c.z, c);
     ReadSums(d, c, c.yx);
     ReadQueries(d, call, c.yx, c);
@@ -59,13 +60,13 @@ HWY_INLINE void ForwardHead(const Call& call, const Inputs& in, const Outputs& o
 }
 
 void ForwardImpl(Context& ctx, const Call& call, const Inputs& in, const Outputs& out) {
-  WithTypes(in, [&](auto computed, auto stored) HWY_ATTR {
+  WithTypes(in.q.dtype(), [&](auto computed, auto stored) HWY_ATTR {
     using T = decltype(computed);
     using S = decltype(stored);
-    const Chunk<T> sizes(call, nullptr, false, 0, 0);
+    const Buffers<T> sizes(call, nullptr, false, 0, 0);
     ctx.ReserveScratch(sizes.bytes);
     ctx.ParallelFor(static_cast<int64_t>(call.sequences.size()) * call.H, [&](int64_t task, int worker) HWY_ATTR {
-      Chunk<T> chunk(call, ctx.Scratch(worker), false, 0, 0);
+      Buffers<T> chunk(call, ctx.Scratch(worker), false, 0, 0);
       ForwardHead<T, S>(call, in, out, task / call.H, task % call.H, chunk);
     });
   });

@@ -2,20 +2,13 @@
 #ifndef HEED_OPS_DELTA_TTT_LINEAR_TTT_LINEAR_INTERNAL_H_
 #define HEED_OPS_DELTA_TTT_LINEAR_TTT_LINEAR_INTERNAL_H_
 
-#include <cstdint>
-#include <vector>
-
 #include "heed/core/context.h"
-#include "heed/mechanism/tokens_internal.h"
+#include "heed/ops/delta/common/test_time_training_internal.h"
 #include "heed/ops/delta/ttt_linear/ttt_linear.h"
 
 namespace heed::ttt_linear {
 
-struct Call {
-  std::vector<mechanism::TokenRange> sequences;
-  std::vector<int64_t> offsets;  // tokens of the current mini-batch before each sequence's first
-  int64_t B = 0, T = 0, H = 0, K = 0, mini_batch = 16;
-  double eps = 0, scale = 1;
+struct Call : test_time_training::Call {
   bool query_residual = true;
 };
 
