@@ -88,6 +88,8 @@ MESA = {"q": zeros(2, 6, 2, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 2, 5), 
 TTT = {"q": zeros(2, 6, 2, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 2, 8), "weight": zeros(2, 8),
        "bias": zeros(2, 8), "eta": zeros(2, 6, 2), "lr": zeros(2, 6, 2), "mini_batch": 3, "eps": 0.1, "scale": 0.5,
        "residual": "output", "positions": [1, 2], "initial_state": zeros(2, 2, 2, 9, 8)}
+TITANS = {name: TTT[name] for name in ("q", "k", "v", "weight", "bias", "mini_batch", "eps", "scale", "positions")} | {
+    "theta": zeros(2, 6, 2), "alpha": zeros(2, 6, 2), "eta": zeros(2, 6, 2), "initial_state": zeros(2, 2, 3, 8, 8)}
 PATH = {"q": zeros(2, 6, 4, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 2, 5), "w": zeros(2, 6, 2, 8),
         "beta": zeros(2, 6, 2), "log_forget": zeros(2, 6, 4), "scale": 0.5}
 RESIDUALS = {"query": zeros(8), "residuals": zeros(3, 2, 5, 8), "weight": zeros(8)}
@@ -141,6 +143,10 @@ CALLS = {
     "sinusoidal": [{"T": 3, "D": 4}],
     "t5_bias": [{"table": zeros(8, 4), "Tq": 3, "Tk": 4, "bidirectional": True}],
     "t5_bias_backward": [{"dbias": zeros(4, 3, 4), "Tq": 3, "Tk": 4, "buckets": 8, "bidirectional": True}],
+    "titans": [TITANS | {"lengths": [6, 5], "starts": [0, 1], "return_state": True}],
+    "titans_backward": [{"do": zeros(2, 6, 2, 8), **TITANS, "dstate": zeros(2, 2, 3, 8, 8)}],
+    "titans_step": [{key: x[:, 0] if key in ("q", "k", "v", "theta", "alpha", "eta") else x
+                     for key, x in TITANS.items() if key != "initial_state"} | {"state": zeros(2, 2, 3, 8, 8)}],
     "ttt_linear": [TTT | {"lengths": [6, 5], "starts": [0, 1], "return_state": True}],
     "ttt_linear_backward": [{"do": zeros(2, 6, 2, 8), **TTT, "dstate": zeros(2, 2, 2, 9, 8)}],
     "ttt_linear_step": [{key: x[:, 0] if key in ("q", "k", "v", "eta", "lr") else x for key, x in TTT.items()

@@ -131,6 +131,10 @@ def calls():
            "lr": np.abs(normal(2, 6, 2))}
     yield "ttt_linear", ttt
     yield "ttt_linear_backward", {"do": normal(2, 6, 2, 8), **ttt}
+    titans = {name: ttt[name] for name in ("q", "k", "v", "weight", "bias")}
+    titans |= {name: np.abs(normal(2, 6, 2)) for name in ("theta", "alpha", "eta")}
+    yield "titans", titans
+    yield "titans_backward", {"do": normal(2, 6, 2, 8), **titans}
     path = {"q": normal(2, 6, 4, 8), "k": normal(2, 6, 2, 8), "v": normal(2, 6, 2, 5), "w": normal(2, 6, 2, 8),
             "beta": np.abs(normal(2, 6, 2)), "log_forget": -np.abs(normal(2, 6, 4))}
     yield "path_attention", path

@@ -49,6 +49,7 @@ def test_public_names():
                  "attention_residual", "attention_residual_backward", "AttentionResidualGradients",
                  "log_linear_attention", "log_linear_attention_backward", "log_linear_attention_step",
                  "mesa", "mesa_backward", "mesa_step", "MesaGradients",
+                 "titans", "titans_backward", "titans_step", "TitansGradients",
                  "ttt_linear", "ttt_linear_backward", "ttt_linear_step", "TttLinearGradients",
                  "path_attention", "path_attention_backward", "path_attention_keys", "PathAttentionGradients",
                  "orthogonal_features", "KVCacheBase", "KVCache", "RingKVCache", "LatentKVCache", "load_cache",

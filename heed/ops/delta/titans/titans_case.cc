@@ -1,0 +1,238 @@
+// titans in the harness: its entry, problems, and the tolerance of kernels against the references.
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "heed/core/error.h"
+#include "heed/harness/buffer.h"
+#include "heed/harness/case.h"
+#include "heed/harness/mechanism/problem_case.h"
+#include "heed/harness/mechanism/state_case.h"
+#include "heed/mechanism/check_internal.h"
+#include "heed/ops/delta/titans/titans_internal.h"
+
+namespace heed::titans {
+namespace {
+
+using mechanism::Shape;
+using mechanism::Views;
+using Problem = mechanism::StateProblem<BackwardInputs, Options>;
+
+constexpr mechanism::DifferentiableInput<BackwardInputs, Gradients> kInputs[] = {
+    {"q", &BackwardInputs::q, &Gradients::dq},
+    {"k", &BackwardInputs::k, &Gradients::dk},
+    {"v", &BackwardInputs::v, &Gradients::dv},
+    {"weight", &BackwardInputs::weight, &Gradients::dweight},
+    {"bias", &BackwardInputs::bias, &Gradients::dbias},
+    {"theta", &BackwardInputs::theta, &Gradients::dtheta},
+    {"alpha", &BackwardInputs::alpha, &Gradients::dalpha},
+    {"eta", &BackwardInputs::eta, &Gradients::deta},
+    {"initial_state", &BackwardInputs::initial_state, &Gradients::dinitial_state}};
+
+void Describe(Problem& p) {
+  mechanism::DescribeOutputs(kInputs, {p.in.q.size(2), 3, p.in.q.size(3), p.in.q.size(3)}, p);
+}
+
+Gradients ToGradients(const Problem& p, Views views) { return mechanism::GradientsOf<Gradients>(p, kInputs, views); }
+Outputs ToOutputs(const Problem& p, Views views) {
+  return {p.pass == "step" ? mechanism::WithToken(views[0]) : views[0], views[1]};
+}
+
+void Run(const Problem& p, Context& ctx, Views views) {
+  if (p.pass == "backward") return Backward(ctx, p.in, p.options, ToGradients(p, views));
+  if (p.pass == "forward") return Forward(ctx, p.in, p.options, ToOutputs(p, views));
+  mechanism::CopyElements(p.in.initial_state, views[1]);
+  StepInputs token;
+  token.q = mechanism::WithoutToken(p.in.q);
+  token.k = mechanism::WithoutToken(p.in.k);
+  token.v = mechanism::WithoutToken(p.in.v);
+  token.weight = p.in.weight;
+  token.bias = p.in.bias;
+  token.theta = mechanism::WithoutToken(p.in.theta);
+  token.alpha = mechanism::WithoutToken(p.in.alpha);
+  token.eta = mechanism::WithoutToken(p.in.eta);
+  Step(ctx, token, p.options, views[1], views[0]);
+}
+
+// The running error of the reference bounds the kernel's: sums count in any order, and differences by the magnitudes of
+// both sides. The kernel reads M, S and the tokens of a chunk where the reference reads M_t, in terms of the same
+// magnitudes as long as gates are in [0, 1]; the factor of 2 is for its own operations, the coefficients.
+void RunReference(const Problem& p, Views expected, Views tolerance) {
+  const bool backward = p.pass == "backward";
+  if (backward) {
+    BackwardReference(p.in, p.options, ToGradients(p, expected));
+  } else {
+    Reference(p.in, p.options, ToOutputs(p, expected));
+  }
+  if (tolerance.empty()) return;
+  if (backward) {
+    BackwardReferenceBounds(p.in, p.options, ToGradients(p, tolerance));
+  } else {
+    ReferenceBounds(p.in, p.options, ToOutputs(p, tolerance));
+  }
+  const double u = p.in.q.dtype() == DType::kF64 ? 0x1p-53 : 0x1p-24;
+  mechanism::AllowErrors(p.in.q.dtype(), 2 * u, p.outputs, expected, tolerance);
+}
+
+Case ToCase(const Problem& problem) {
+  const auto p = std::make_shared<const Problem>(problem);
+  Case c = mechanism::CaseOf("titans", *p, kInputs, {{"positions", p->options.positions}});
+  c.title += " mini_batch=" + std::to_string(p->options.mini_batch) + " eps=" + std::to_string(p->options.eps) +
+             " scale=" + std::to_string(p->options.scale) + " " + p->note;
+  c.run = [p](Context& ctx, Views views) { Run(*p, ctx, views); };
+  c.reference = [p](Views expected, Views tolerance) { RunReference(*p, expected, tolerance); };
+  if (p->pass == "forward") {
+    c.timed = [p](Context& ctx, Views views) { Forward(ctx, p->in, p->options, {views[0], {}}); };
+  }
+  // Products with A, M and S, those that change M and S, and the pairs of a chunk; the backward pass makes the states
+  // again.
+  const double K = static_cast<double>(p->in.q.size(3));
+  const double tokens = static_cast<double>(p->in.q.size(0) * p->in.q.size(1) * p->in.q.size(2));
+  const double pairs = 2 * static_cast<double>(std::min<int64_t>(p->options.mini_batch, 16));
+  const double forward = tokens * (10 * K * K + pairs * 2 * K);
+  c.flops = p->pass == "step" ? tokens * 10 * K * K : p->pass == "forward" ? forward : 3 * forward;
+  return c;
+}
+
+void FillUniform(const Buffer& buffer, uint64_t seed, double low, double high) {
+  mechanism::FillEach(buffer, seed, [low, high](Random& random) { return random.Uniform(low, high); });
+}
+void FillScaled(const Buffer& buffer, uint64_t seed, double scale) {
+  mechanism::FillEach(buffer, seed, [scale](Random& random) { return scale * random.Normal(); });
+}
+// Rows of a length of about 1.
+void FillRows(const Buffer& buffer, uint64_t seed) {
+  FillScaled(buffer, seed, 1 / std::sqrt(static_cast<double>(buffer.view().sizes().back())));
+}
+
+Case MakeCase(const CaseRequest& request) {
+  const Sizes& s = request.sizes;
+  if (request.pass != "forward" && request.pass != "backward" && request.pass != "step") {
+    throw InvalidArgument("titans: pass is " + request.pass + ", expected forward, backward or step");
+  }
+  Problem p;
+  p.pass = request.pass;
+  p.note = request.variant;
+  uint64_t seed = request.seed * 16;
+  const int64_t T = request.pass == "step" ? 1 : s.Tq;
+  const DType dtype = request.dtype, wide = mechanism::StateDType(dtype);
+  const auto tensor = [&](DType of, const Shape& sizes, const auto& fill) {
+    const Buffer buffer(of, sizes, Placement::kAligned);
+    fill(buffer, ++seed);
+    return ConstTensorView(p.Keep(buffer));
+  };
+  const auto uniform = [](double low, double high) {
+    return [low, high](const Buffer& buffer, uint64_t of) { FillUniform(buffer, of, low, high); };
+  };
+  const auto scaled = [](double scale) {
+    return [scale](const Buffer& buffer, uint64_t of) { FillScaled(buffer, of, scale); };
+  };
+  p.in.q = tensor(dtype, {s.B, T, s.Hq, s.D}, FillRows);
+  p.in.k = tensor(dtype, {s.B, T, s.Hq, s.D}, FillRows);
+  p.in.v = tensor(dtype, {s.B, T, s.Hq, s.D}, scaled(1));
+  p.in.weight = tensor(dtype, {s.Hq, s.D}, uniform(0.5, 1.5));
+  p.in.bias = tensor(dtype, {s.Hq, s.D}, scaled(0.1));
+  p.in.theta = tensor(dtype, {s.B, T, s.Hq}, uniform(0, 0.001));
+  p.in.alpha = tensor(dtype, {s.B, T, s.Hq}, uniform(0, 0.01));
+  p.in.eta = tensor(dtype, {s.B, T, s.Hq}, uniform(0, 0.9));
+  p.in.initial_state = tensor(wide, {s.B, s.Hq, 3, s.D, s.D}, scaled(0.5));
+  if (request.pass == "step") {
+    const Buffer positions(DType::kI64, Shape{s.B}, Placement::kAligned);
+    std::fill_n(positions.as<int64_t>(), s.B, s.Tk);
+    p.options.positions = p.Keep(positions);
+  }
+  if (mechanism::Words(request.variant).Has("long_batches")) p.options.mini_batch = 64;
+  if (request.pass == "backward") p.in.d_o = tensor(dtype, {s.B, T, s.Hq, s.D}, scaled(1));
+  Describe(p);
+  return ToCase(p);
+}
+
+class Maker : mechanism::RandomArguments {
+ public:
+  Maker(DType dtype, uint64_t seed) : RandomArguments(seed), dtype_(dtype) { p_.note = "seed=" + std::to_string(seed); }
+
+  Case Make() {
+    const DType wide = mechanism::StateDType(dtype_);
+    const bool packed = Chance(0.25);
+    const int64_t B = packed ? 1 : Chance(0.03) ? 0 : Integer(1, 2);
+    p_.options.mini_batch = random_.Pick<int64_t>({1, 2, 3, 5, 8, 16, 16, 16, 16, 19, 32, 40, 1000});
+    // Rounding errors grow with the number of mini-batches.
+    const int64_t most = std::min<int64_t>(8 * p_.options.mini_batch, 70);
+    const int64_t T = Chance(0.03) ? 0 : Integer(1, most), H = Integer(1, 2), N = packed ? Integer(1, 4) : B;
+    const int64_t K = Chance(0.9) ? Integer(1, 20) : random_.Pick<int64_t>({31, 32, 33});
+    const auto of_token = [&] { return Chance(0.5) ? dtype_ : wide; };
+    const auto rows = [&] {
+      const Buffer buffer = Layout(dtype_, {B, T, H, K}, true);
+      FillRows(buffer, ++seed_);
+      return ConstTensorView(p_.Keep(buffer));
+    };
+    const auto uniform = [&](const Shape& sizes, double low, double high) {
+      const Buffer buffer = Layout(of_token(), sizes, false);
+      FillUniform(buffer, ++seed_, low, high);
+      return ConstTensorView(p_.Keep(buffer));
+    };
+    p_.in.q = rows();
+    p_.in.k = rows();
+    p_.in.v = Tensor(dtype_, {B, T, H, K}, true, 1);
+    p_.in.weight = uniform({H, K}, 0.5, 1.5);
+    p_.in.bias = Tensor(of_token(), {H, K}, false, 0.3);
+    const double theta = random_.Pick({0.0003, 0.003, 0.03});
+    p_.in.theta = uniform({B, T, H}, Chance(0.1) ? -theta : 0, theta);
+    p_.in.eta = uniform({B, T, H}, 0, random_.Pick({0.0, 0.5, 0.9, 1.0}));
+    DrawSequences(packed, N, T, p_);
+    // Without a state, rows of the first mini-batch have no variance.
+    const bool with_state = Chance(0.7);
+    p_.options.eps = with_state ? random_.Pick({1e-6, 1e-2, 0.3}) : random_.Pick({1e-2, 0.3});
+    // Weight decay leaves rows of little variance.
+    p_.in.alpha = uniform({B, T, H}, 0, p_.options.eps < 0.1 ? random_.Pick({0.0, 0.01}) : random_.Pick({0.1, 1.0}));
+    if (with_state) {
+      p_.in.initial_state = Tensor(wide, {N, H, 3, K, K}, false, 0.5);
+      if (Chance(0.5)) {
+        const Buffer positions(Chance(0.5) ? DType::kI32 : DType::kI64, Shape{N});
+        for (int64_t n = 0; n < N; ++n) positions.Set({n}, static_cast<double>(Integer(0, 40)));
+        p_.options.positions = p_.Keep(positions);
+      }
+    }
+    if (Chance(0.5)) p_.options.scale = random_.Pick({0.3, -1.0, 2.0});
+    if (Chance(0.5)) {
+      p_.pass = "backward";
+      const double loss = dtype_ == DType::kF16 ? 0x1p-6 : 1;  // keeps gradients in the range of f16
+      p_.in.d_o = Tensor(dtype_, {B, T, H, K}, true, loss);
+      if (Chance(0.5)) p_.in.d_final_state = Tensor(wide, {N, H, 3, K, K}, false, loss);
+    }
+    Describe(p_);
+    return ToCase(p_);
+  }
+
+ private:
+  ConstTensorView Tensor(DType dtype, const Shape& sizes, bool rows, double scale) {
+    const Buffer buffer = Layout(dtype, sizes, rows);
+    FillScaled(buffer, ++seed_, scale);
+    return p_.Keep(buffer);
+  }
+
+  DType dtype_;
+  Problem p_;
+};
+
+}  // namespace
+
+OpEntry Entry() {
+  return {.name = "titans",
+          .family = "delta",
+          .passes = {"forward", "backward", "step"},
+          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
+          .variants = {"long_batches"},
+          .flops = "(10 D + 64) D per token and head, backward 3 times this",
+          .bytes = "B Tq Hq (4 D + 3) size",
+          .state = "B Hq 3 D D 4",
+          .make_case = &MakeCase,
+          .random_case = [](DType dtype, uint64_t seed) { return Maker(dtype, seed).Make(); }};
+}
+
+}  // namespace heed::titans

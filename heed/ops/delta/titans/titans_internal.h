@@ -1,0 +1,29 @@
+// Common parts of the files of titans: its passes, and bounds of rounding errors.
+#ifndef HEED_OPS_DELTA_TITANS_TITANS_INTERNAL_H_
+#define HEED_OPS_DELTA_TITANS_TITANS_INTERNAL_H_
+
+#include "heed/core/context.h"
+#include "heed/ops/delta/common/test_time_training_internal.h"
+#include "heed/ops/delta/titans/titans.h"
+
+namespace heed::titans {
+
+using test_time_training::Call;
+
+// Check all arguments; with `wide`, outputs may be f64. Throw InvalidArgument.
+Call CheckForward(const char* op, const Inputs& in, const Options& options, const Outputs& out, bool wide);
+Call CheckBackward(const char* op, const BackwardInputs& in, const Options& options, const Gradients& out, bool wide);
+
+// Compute a checked call: titans_forward.cc and titans_backward.cc. A step is a forward pass whose initial and final
+// state are one tensor.
+void ComputeForward(Context& ctx, const Call& call, const Inputs& in, const Outputs& out);
+void ComputeBackward(Context& ctx, const Call& call, const BackwardInputs& in, const Gradients& out);
+
+// Bounds of the rounding errors of each result per unit of relative error of an operation: a running error analysis of
+// the references.
+void ReferenceBounds(const Inputs& in, const Options& options, const Outputs& out);
+void BackwardReferenceBounds(const BackwardInputs& in, const Options& options, const Gradients& out);
+
+}  // namespace heed::titans
+
+#endif  // HEED_OPS_DELTA_TITANS_TITANS_INTERNAL_H_
