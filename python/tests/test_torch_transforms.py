@@ -74,6 +74,9 @@ def case(name):
                             normal(2, 5, 1), normal(2, 5, 2)]),
         "rotary": (lambda x: heed.torch.rotary(x, positions, interleaved=True), [q]),
         "t5_bias": (lambda x: heed.torch.t5_bias(x, 4, 6, bidirectional=True), [normal(8, 2)]),
+        "titans": (lambda *x: heed.torch.titans(*x, mini_batch=3, eps=0.1),
+                   [q, normal(2, 5, 2, 4, seed=2), normal(2, 5, 2, 4, seed=3), normal(2, 4), normal(2, 4, seed=2),
+                    *(0.1 * normal(2, 5, 2, seed=i) for i in (4, 5, 6))]),
         "ttt_linear": (lambda *x: heed.torch.ttt_linear(*x[:6], lr=x[6], mini_batch=3, eps=0.1),
                        [q, normal(2, 5, 2, 4, seed=2), normal(2, 5, 2, 4, seed=3), normal(2, 4), normal(2, 4, seed=2),
                         0.1 * normal(2, 5, 2), normal(2, 5, 2, seed=4)]),
@@ -83,7 +86,8 @@ def case(name):
 
 OPERATORS = [*NAMES, *scans.DESCRIPTIONS, "attention", "attention_residual", "causal_conv1d",
              "compressed_attention", "gated_rows", "linformer", "log_linear_attention", "longformer", "merge_linear",
-             "mesa", "nsa", "path_attention", "rotary", "t5_bias", "token_shift", "ttt_linear"]
+             "mesa", "nsa", "path_attention", "rotary", "t5_bias", "titans", "token_shift",
+             "ttt_linear"]
 LINEAR = ["rotary", "t5_bias"]  # whose derivative of forward mode is the operator itself
 
 

@@ -119,12 +119,13 @@ def door(name: str, signature: str, prepare: Preparation, doc: str) -> Any:
     return function
 
 
-def lacking(name: str) -> Any:
+def lacking(name: str, why: str | None = None) -> Any:
     """A function or class of another library that can be imported, and refuses every call."""
+    why = why or "heed does not have this mechanism"
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        raise Unsupported(f"{name}: heed does not have this mechanism")
+        raise Unsupported(f"{name}: {why}")
 
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = "heed does not have this mechanism: a call raises heed.Unsupported."
+    function.__doc__ = f"A call raises heed.Unsupported: {why}."
     return function

@@ -417,7 +417,7 @@ _PRECONDITIONED = {
     ),
 }
 
-# Functions of fla.ops that heed has no mechanism for.
+# Functions of fla.ops that heed has no mechanism for, or computes something else.
 _LACKING = {
     "chunk_abc": "abc.chunk",
     "chunk_gated_oja_rule": "gated_oja_rule.chunk",
@@ -430,6 +430,9 @@ _LACKING = {
     "parallel_wall_attn": "wall_attn.parallel",
     "parallel_wall_attn_decode": "wall_attn.decode",
 }
+
+_WHY = {"chunk_titans_linear": "its step is not the gradient of its loss, which heed.torch.titans takes: one term is "
+        "multiplied by the number of channels instead of divided by the standard deviation"}
 
 _LACKING_MODULES = {
     "BitLinear": "modules.fused_bitlinear",
@@ -543,7 +546,7 @@ for _name, (_, _signature, _mechanism) in _TABLE.items():
 for _of in (_fla_attention, _fla_norms, _fla_modules, _fla_padding):
     globals().update({_name: getattr(_of, _name) for _name in _of.PLACES})
 for _name in _LACKING | _LACKING_MODULES:
-    globals()[_name] = lacking(_name)
+    globals()[_name] = lacking(_name, _WHY.get(_name))
 for _name in PLACES:
     if callable(globals()[_name]):
         globals()[_name].__module__ = __name__

@@ -33,6 +33,7 @@ from heed.torch._nsa import nsa
 from heed.torch._path_attention import path_attention, path_attention_keys
 from heed.torch._provider import provider_stats
 from heed.torch._sdpa import replace_sdpa, scaled_dot_product_attention
+from heed.torch._titans import titans, titans_step
 from heed.torch._ttt_linear import ttt_linear, ttt_linear_step
 
 __all__ = [
@@ -71,6 +72,8 @@ __all__ = [
     "scaled_dot_product_attention",
     "sinusoidal",
     "t5_bias",
+    "titans",
+    "titans_step",
     "ttt_linear",
     "ttt_linear_step",
 ]
