@@ -1,21 +1,10 @@
-// Gradients of PaTH attention. Blocks of keys are prepared as in the forward pass. Each block of rows passes over the
-// keys from its own block to the first, which gives the gradients of values and of keys as they leave their blocks, and
-// then returns, which gives the gradients of the queries on their way and of each P. Last, each block of keys takes the
-// sums of all rows through its UT transform.
-//
-// FMA-bound. The sums over rows of a block of keys are ordered reductions: blocks of rows add in ascending order, the
-// heads of a group one after the other. A block of rows starts next to itself, so that those after it follow at a
-// distance of a block.
+// Gradients of PaTH attention: within the block of the rows, and through the UT transform of a block of keys.
 #include "heed/core/targets.h"
 // After targets.h:
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
-#include <new>
-#include <vector>
 
 #include "heed/core/dispatch.h"
-#include "heed/core/ticket.h"
 #include "heed/ops/exact/path_attention/path_attention_internal.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -23,205 +12,13 @@
 #include "hwy/foreach_target.h"                                                        // IWYU pragma: keep
 #include "hwy/highway.h"
 // After highway.h:
+#include "heed/core/carver.h"
+#include "heed/ops/exact/common/transitions_backward-inl.h"
 #include "heed/ops/exact/path_attention/blocks-inl.h"
+#include "heed/simd/products-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::path_attention::HWY_NAMESPACE {
-
-// Gradients of a block of rows.
-template <class T>
-struct RowScratch {
-  Rows<T> rows;
-  T *d_o, *dR;                  // [64, Vp], [64, 64]: of q W^T
-  T *own_dS, *dS;               // [64, 64]: of logits, then times the scale; of the own block and of an earlier one
-  T *own_q, *dq;                // [64, Dp]: the rows of q, and the gradient of the queries as they enter a block
-  T *lse, *delta;               // [64]
-  T *XT, *YT;                   // [64, 64], [D, 64]
-  T *queries, *of_keys;         // [blocks][64, Dp]: the rows as they enter each block, dS keys
-  double *of_rows, *of_blocks;  // [64]: sums of dS over earlier blocks; [blocks]: over pairs with one
-  int64_t bytes;
-
-  RowScratch(const Shape& s, int64_t blocks, void* base) {
-    Carver carver(base);
-    rows.LayOut(s, carver);
-    carver.Next(d_o, kBlock * s.Vp);
-    for (T** square : {&dR, &own_dS, &dS, &XT}) carver.Next(*square, kBlock * kBlock);
-    for (T** of_queries : {&own_q, &dq}) carver.Next(*of_queries, kBlock * s.Dp);
-    for (T** row : {&lse, &delta}) carver.Next(*row, kBlock);
-    carver.Next(YT, s.D * kBlock);
-    for (T** each : {&queries, &of_keys}) carver.Next(*each, blocks * kBlock * s.Dp);
-    carver.Next(of_rows, kBlock);
-    carver.Next(of_blocks, blocks);
-    bytes = carver.bytes();
-  }
-};
-
-// Turns the logits in rows.S into probabilities and `dS` into the gradient of logits, given <d_o, v> there. With `own`,
-// those of later keys become -0.
-template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void GradientOfLogits(D d, int64_t n, bool own, RowScratch<T>& c, T* dS) {
-  constexpr int64_t N = hn::MaxLanes(D());
-  const auto skipped = hn::Set(d, T{-0.0});
-  for (int64_t i = 0; i < n; ++i) {
-    T *HWY_RESTRICT row = c.rows.S + i * kBlock, *HWY_RESTRICT of_row = dS + i * kBlock;
-    const auto lse = hn::Set(d, c.lse[i]), delta = hn::Set(d, c.delta[i]);
-    const int64_t end = own ? i + 1 : kBlock;
-    for (int64_t j = 0; j < kBlock; j += N) {
-      const auto seen = hn::FirstN(d, static_cast<size_t>(std::clamp<int64_t>(end - j, 0, N)));
-      const auto p = hs::ExpNonPositive(d, hn::Sub(hn::Load(d, row + j), lse));
-      const auto gradient = hn::Mul(p, hn::Sub(hn::Load(d, of_row + j), delta));
-      hn::Store(hn::IfThenElse(seen, p, skipped), d, row + j);
-      hn::Store(hn::IfThenElse(seen, gradient, skipped), d, of_row + j);
-    }
-  }
-}
-
-// Sums of dS over the rows of each column, and over the columns of each row, which are added to `of_rows`. Returns the
-// sum of all.
-template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE double SumGradients(D d, int64_t n, const T* dS, double* of_rows, T* of_columns) {
-  constexpr int64_t N = hn::MaxLanes(D());
-  double total = 0;
-  Clear(of_columns, kBlock);
-  for (int64_t i = 0; i < n; ++i) {
-    auto sum = hn::Zero(d);
-    for (int64_t j = 0; j < kBlock; j += N) {
-      const auto x = hn::Load(d, dS + i * kBlock + j);
-      sum = hn::Add(sum, x);
-      hn::Store(hn::Add(hn::Load(d, of_columns + j), x), d, of_columns + j);
-    }
-    const auto of_row = static_cast<double>(hn::ReduceSum(d, sum));
-    of_rows[i] += of_row;
-    total += of_row;
-  }
-  return total;
-}
-
-template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void ScaleRows(D d, T factor, int64_t n, T* rows) {
-  constexpr int64_t N = hn::MaxLanes(D());
-  const auto factors = hn::Set(d, factor);
-  for (int64_t i = 0; i < n; i += N) hn::Store(hn::Mul(factors, hn::Load(d, rows + i)), d, rows + i);
-}
-
-// `blocks(i)`: block i of the task's key head; tickets: two counters for each of its blocks.
-template <class S, class D, class Blocks, class T = hn::TFromD<D>>
-HWY_NOINLINE void BackwardRows(D d, const Call& call, const BackwardInputs& in, const Gradients& out, const Task& task,
-                               const Blocks& blocks, TicketCounter* tickets, RowScratch<T>& c) {
-  constexpr int64_t N = hn::MaxLanes(D());
-  const Shape s(call);
-  const Unit& u = *task.unit;
-  const int64_t I = task.block, n = u.count(I), token = u.tokens.begin + I * kBlock, b = u.tokens.batch,
-                h = u.key_head * s.G + task.head, tile = kBlock * s.Dp;
-  const T scale = static_cast<T>(call.scale);
-  const bool gated = in.log_forget.present(), of_gates = out.dlog_forget.present();
-  const auto ticket = [&](int64_t j) { return (I - j) * s.G + task.head; };
-  HWY_ALIGN T of_columns[kBlock];
-  c.rows.template Load<S>(d, s, in, task);
-  LoadRows<S>(d, in.d_o, b, token, n, h, s.Vp, c.d_o);
-  for (int64_t i = 0; i < n; ++i) {
-    double delta = in.d_lse.present() ? -Number(in.d_lse, b, h, token + i) : 0;
-    const S* o = At<S>(in.o, b, token + i, h);
-    auto sum = hn::Zero(d);
-    for (int64_t j = 0; j < s.Dv; j += N) {
-      const auto lanes = static_cast<size_t>(std::min(s.Dv - j, N));
-      sum = hn::MulAdd(hs::LoadWideN(d, o + j, lanes), hn::Load(d, c.d_o + i * s.Vp + j), sum);
-    }
-    delta += static_cast<double>(hn::ReduceSum(d, sum));
-    c.delta[i] = static_cast<T>(delta);
-    c.lse[i] = static_cast<T>(Number(in.lse, b, h, token + i));
-    c.of_rows[i] = 0;
-  }
-
-  // The rows' own block: dS, and the gradient of values; R stays.
-  const Block<T> own = blocks(I);
-  c.rows.OwnLogits(d, s, own, n, scale, gated);
-  hs::MultiplyPairs(d, c.d_o, s.Vp, own.vT, s.Dv, n, c.own_dS, kBlock);
-  GradientOfLogits(d, n, true, c, c.own_dS);
-  WaitForTicket(tickets[2 * I], ticket(I));
-  hs::MultiplyUpper(d, c.rows.S, kBlock, c.d_o, s.Vp, n, s.Dv, own.d_v, s.Vp);
-  ReleaseTicket(tickets[2 * I]);
-  double* const of_rows = own.of_rows + task.head * kBlock;
-  if (of_gates) {  // pairs within the block that a token is between
-    std::fill(of_rows, of_rows + kBlock, 0.0);
-    for (int64_t i = 0; i < n; ++i) {
-      double sum = 0;
-      for (int64_t t = 0; t <= i; ++t) {
-        of_rows[t] += sum;
-        sum += static_cast<double>(c.own_dS[i * kBlock + t]);
-      }
-    }
-  }
-  ScaleRows(d, scale, n * kBlock, c.own_dS);
-  KeepLower(d, n, false, c.own_dS);
-  std::copy(c.rows.q, c.rows.q + tile, c.own_q);
-  c.rows.Enter(d, s, own, n);
-
-  // From right to left.
-  for (int64_t j = I; j-- > 0;) {
-    const Block<T> keys = blocks(j);
-    T* const queries = c.queries + j * tile;
-    std::copy(c.rows.q, c.rows.q + n * s.Dp, queries);
-    c.rows.Logits(d, s, keys, task.head, n, scale, gated);
-    Clear(c.dS, n * kBlock);
-    hs::Multiply(d, c.d_o, s.Vp, 1, keys.vT, kBlock, s.Dv, n, kBlock, c.dS, kBlock);
-    GradientOfLogits(d, n, false, c, c.dS);
-    if (of_gates) c.of_blocks[j] = SumGradients(d, n, c.dS, c.of_rows, of_columns);
-    ScaleRows(d, scale, n * kBlock, c.dS);
-    Clear(c.of_keys + j * tile, n * s.Dp);
-    hs::Multiply(d, c.dS, kBlock, 1, keys.keys, s.Dp, kBlock, n, s.D, c.of_keys + j * tile, s.Dp);
-    WaitForTicket(tickets[2 * j], ticket(j));
-    hs::Multiply(d, c.rows.S, 1, kBlock, c.d_o, s.Vp, n, kBlock, s.Dv, keys.d_v, s.Vp);
-    hs::Multiply(d, c.dS, 1, kBlock, queries, s.Dp, n, kBlock, s.D, keys.d_keys, s.Dp);
-    for (int64_t t = 0; t < kBlock && of_gates; ++t) {
-      keys.of_columns[task.head * kBlock + t] += static_cast<double>(of_columns[t]);
-    }
-    ReleaseTicket(tickets[2 * j]);
-    if (j > 0) {
-      c.rows.Pass(d, s, keys, n, c.rows.q, c.rows.next);
-      std::swap(c.rows.q, c.rows.next);
-    }
-  }
-
-  // From left to right: dq is the gradient of the queries as they enter block j.
-  Clear(c.dq, n * s.Dp);
-  double earlier = 0;
-  for (int64_t j = 0; j < I; ++j) {
-    T* const of_keys = c.of_keys + j * tile;
-    if (j > 0) {
-      const Block<T> keys = blocks(j);
-      hs::Multiply(d, c.dq, s.Dp, 1, keys.PT, s.Dp, s.D, n, s.D, of_keys, s.Dp);
-      WaitForTicket(tickets[2 * j + 1], ticket(j));
-      hs::Multiply(d, c.queries + j * tile, 1, s.Dp, c.dq, s.Dp, n, s.D, s.D, keys.d_P, s.Dp);
-      if (of_gates) keys.across[task.head] += earlier;
-      ReleaseTicket(tickets[2 * j + 1]);
-    }
-    if (of_gates) earlier += c.of_blocks[j];
-    std::copy(of_keys, of_keys + n * s.Dp, c.dq);
-  }
-
-  // The own block again.
-  hs::TransposeRows(own.X, kBlock, n, kBlock, c.XT, kBlock);
-  hs::TransposeRows(own.Y, s.Dp, n, s.D, c.YT, kBlock);
-  Clear(c.dR, n * kBlock);
-  hs::Multiply(d, c.own_dS, kBlock, 1, c.XT, kBlock, n, n, kBlock, c.dR, kBlock);
-  hs::Multiply(d, c.dq, s.Dp, 1, c.YT, kBlock, s.D, n, kBlock, c.dR, kBlock);
-  KeepLower(d, n, false, c.dR);
-  WaitForTicket(tickets[2 * I + 1], ticket(I));
-  hs::MultiplyUpper(d, c.own_dS, kBlock, c.own_q, s.Dp, n, s.D, own.d_k, s.Dp);
-  hs::MultiplyUpper(d, c.dR, kBlock, c.own_q, s.Dp, n, s.D, own.d_w, s.Dp);
-  hs::MultiplyUpper(d, c.rows.R, kBlock, c.own_dS, kBlock, n, kBlock, own.d_X, kBlock);
-  hs::MultiplyUpper(d, c.rows.R, kBlock, c.dq, s.Dp, n, s.D, own.d_Y, s.Dp);
-  ReleaseTicket(tickets[2 * I + 1]);
-  hs::MultiplyLower(d, c.own_dS, kBlock, own.k, s.Dp, n, s.D, c.dq, s.Dp);
-  hs::MultiplyLower(d, c.dR, kBlock, own.w, s.Dp, n, s.D, c.dq, s.Dp);
-  StoreRows<S>(d, c.dq, s.Dp, out.dq, b, token, n, h);
-  double sum = 0;
-  for (int64_t t = n; t-- > 0 && of_gates;) {  // pairs with keys of earlier blocks
-    sum += c.of_rows[t];
-    of_rows[t] += sum;
-  }
-}
 
 // Work of a thread that takes a block through its UT transform.
 template <class T>
@@ -240,139 +37,119 @@ struct TransformScratch {
   }
 };
 
-// dk, dv, dw, dbeta and dlog_forget of a block of keys.
-template <class S, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void BackwardBlock(D d, const Shape& s, const BackwardInputs& in, const Gradients& out, const Task& task,
-                                const Block<T>& block, TransformScratch<T> c) {
-  constexpr int64_t L = hn::MaxLanes(D());
-  const Unit& u = *task.unit;
-  const int64_t n = u.count(task.block), token = u.tokens.begin + task.block * kBlock, b = u.tokens.batch;
-  LoadBeta(in, u, token, n, c.beta);
-  hs::MultiplyPairs(d, block.w, s.Dp, block.wT, s.D, n, c.G, kBlock);
-  hs::MultiplyPairs(d, block.w, s.Dp, block.kT, s.D, n, c.B, kBlock);
-  KeepLower(d, n, true, c.B);
-  if (task.block + 1 < u.blocks) {
-    // keys = K + X^T W and P = I + W^T Y.
-    hs::TransposeRows(block.d_keys, s.Dp, n, s.D, c.keysT, kBlock);
-    hs::Multiply(d, block.w, s.Dp, 1, c.keysT, kBlock, s.D, n, kBlock, block.d_X, kBlock);
-    hs::Multiply(d, block.X, kBlock, 1, block.d_keys, s.Dp, n, n, s.D, block.d_w, s.Dp);
-    for (int64_t i = 0; i < s.D; ++i) {
-      for (int64_t j = 0; j < s.Dp; ++j) c.PT[i * s.Dp + j] = j < s.D ? block.d_P[j * s.Dp + i] : T{0};
+struct PathGradients : Path {
+  using BackwardInputs = path_attention::BackwardInputs;
+  using Gradients = path_attention::Gradients;
+  template <class T>
+  using FinishScratch = TransformScratch<T>;
+
+  template <class T>
+  struct OwnScratch {
+    T *dR, *XT, *YT;  // [64, 64]: of q W^T; [64, 64], [D, 64]
+
+    void LayOut(const Shape& s, Carver& carver) {
+      for (T** square : {&dR, &XT}) carver.Next(*square, kBlock * kBlock);
+      carver.Next(YT, s.D * kBlock);
     }
-    hs::Multiply(d, block.Y, s.Dp, 1, c.PT, s.Dp, s.D, n, s.D, block.d_w, s.Dp);
-    hs::Multiply(d, block.w, s.Dp, 1, block.d_P, s.Dp, s.D, n, s.D, block.d_Y, s.Dp);
-    for (int64_t i = 0; i < n * s.Dp; i += L) {
-      hn::Store(hn::Add(hn::Load(d, block.d_k + i), hn::Load(d, block.d_keys + i)), d, block.d_k + i);
-    }
+  };
+
+  // Gradients of the products within the block of the rows.
+  template <class D, class T = hn::TFromD<D>>
+  static HWY_NOINLINE void OwnGradients(D d, const Shape& s, const Block<T>& own, int64_t n, const ht::Ticket& ticket,
+                                        ht::RowScratch<PathGradients, T>& c) {
+    hs::TransposeRows(own.X, kBlock, n, kBlock, c.own.XT, kBlock);
+    hs::TransposeRows(own.Y, s.Dp, n, s.D, c.own.YT, kBlock);
+    Clear(c.own.dR, n * kBlock);
+    hs::Multiply(d, c.own_dS, kBlock, 1, c.own.XT, kBlock, n, n, kBlock, c.own.dR, kBlock);
+    hs::Multiply(d, c.dq, s.Dp, 1, c.own.YT, kBlock, s.D, n, kBlock, c.own.dR, kBlock);
+    KeepLower(d, n, false, c.own.dR);
+    ticket.Wait();
+    hs::MultiplyUpper(d, c.own_dS, kBlock, c.own_q, s.Dp, n, s.D, own.d_k, s.Dp);
+    hs::MultiplyUpper(d, c.own.dR, kBlock, c.own_q, s.Dp, n, s.D, own.d_w, s.Dp);
+    hs::MultiplyUpper(d, c.rows.R, kBlock, c.own_dS, kBlock, n, kBlock, own.d_X, kBlock);
+    hs::MultiplyUpper(d, c.rows.R, kBlock, c.dq, s.Dp, n, s.D, own.d_Y, s.Dp);
+    ticket.Release();
+    hs::MultiplyLower(d, c.own_dS, kBlock, own.k, s.Dp, n, s.D, c.dq, s.Dp);
+    hs::MultiplyLower(d, c.own.dR, kBlock, own.w, s.Dp, n, s.D, c.dq, s.Dp);
   }
-  KeepLower(d, n, true, block.d_X);
-  // X = N B with B = tril(W K^T, -1), and Y = N W.
-  Clear(c.dB, n * kBlock);
-  hs::MultiplyUpper(d, block.N, kBlock, block.d_X, kBlock, n, kBlock, c.dB, kBlock);
-  KeepLower(d, n, true, c.dB);
-  hs::TransposeRows(c.B, kBlock, n, kBlock, c.BT, kBlock);
-  Clear(c.dN, n * kBlock);
-  hs::Multiply(d, block.d_X, kBlock, 1, c.BT, kBlock, n, n, kBlock, c.dN, kBlock);
-  hs::Multiply(d, block.d_Y, s.Dp, 1, block.wT, kBlock, s.D, n, kBlock, c.dN, kBlock);
-  hs::MultiplyUpper(d, block.N, kBlock, block.d_Y, s.Dp, n, s.D, block.d_w, s.Dp);
-  hs::MultiplyLower(d, c.dB, kBlock, block.k, s.Dp, n, s.D, block.d_w, s.Dp);
-  hs::MultiplyUpper(d, c.dB, kBlock, block.w, s.Dp, n, s.D, block.d_k, s.Dp);
-  // A N = -diag(beta): Z = -A^-T dN is the gradient of diag(beta), Z N^T that of A. A_ts = beta_t G_ts.
-  for (int64_t t = n; t-- > 0;) {
-    T* HWY_RESTRICT row = c.Z + t * kBlock;
-    for (int64_t j = 0; j < kBlock; j += L) hn::Store(hn::Neg(hn::Load(d, c.dN + t * kBlock + j)), d, row + j);
-    for (int64_t later = t + 1; later < n; ++later) {
-      const auto factor = hn::Set(d, c.beta[later] * c.G[later * kBlock + t]);
-      for (int64_t j = 0; j < kBlock; j += L) {
-        hn::Store(hn::NegMulAdd(factor, hn::Load(d, c.Z + later * kBlock + j), hn::Load(d, row + j)), d, row + j);
+
+  // dk, dv, dw and dbeta of a block of keys.
+  template <class S, class Blocks, class D, class T = hn::TFromD<D>>
+  static HWY_NOINLINE void Finish(D d, const Shape& s, const BackwardInputs& in, const Gradients& out, const Task& task,
+                                  const Blocks& blocks, const TransformScratch<T>& c) {
+    const Block<T> block = blocks(0);
+    constexpr int64_t L = hn::MaxLanes(D());
+    const Unit& u = *task.unit;
+    const int64_t n = u.count(task.block), token = u.tokens.begin + task.block * kBlock, b = u.tokens.batch;
+    LoadBeta(in, u, token, n, c.beta);
+    hs::MultiplyPairs(d, block.w, s.Dp, block.wT, s.D, n, c.G, kBlock);
+    hs::MultiplyPairs(d, block.w, s.Dp, block.kT, s.D, n, c.B, kBlock);
+    KeepLower(d, n, true, c.B);
+    if (task.block + 1 < u.blocks) {
+      // keys = K + X^T W and P = I + W^T Y.
+      hs::TransposeRows(block.d_keys, s.Dp, n, s.D, c.keysT, kBlock);
+      hs::Multiply(d, block.w, s.Dp, 1, c.keysT, kBlock, s.D, n, kBlock, block.d_X, kBlock);
+      hs::Multiply(d, block.X, kBlock, 1, block.d_keys, s.Dp, n, n, s.D, block.d_w, s.Dp);
+      for (int64_t i = 0; i < s.D; ++i) {
+        for (int64_t j = 0; j < s.Dp; ++j) c.PT[i * s.Dp + j] = j < s.D ? block.d_P[j * s.Dp + i] : T{0};
+      }
+      hs::Multiply(d, block.Y, s.Dp, 1, c.PT, s.Dp, s.D, n, s.D, block.d_w, s.Dp);
+      hs::Multiply(d, block.w, s.Dp, 1, block.d_P, s.Dp, s.D, n, s.D, block.d_Y, s.Dp);
+      for (int64_t i = 0; i < n * s.Dp; i += L) {
+        hn::Store(hn::Add(hn::Load(d, block.d_k + i), hn::Load(d, block.d_keys + i)), d, block.d_k + i);
       }
     }
-    c.dbeta[t] = row[t];
-  }
-  KeepLower(d, n, false, c.Z);
-  hs::TransposeRows(block.N, kBlock, n, kBlock, c.NT, kBlock);
-  Clear(c.dG, n * kBlock);
-  hs::Multiply(d, c.Z, kBlock, 1, c.NT, kBlock, n, n, kBlock, c.dG, kBlock);
-  for (int64_t t = 0; t < n; ++t) {
-    T sum = 0;
-    for (int64_t j = 0; j < t; ++j) {
-      sum += c.dG[t * kBlock + j] * c.G[t * kBlock + j];
-      c.dG[t * kBlock + j] *= c.beta[t];
-    }
-    c.dbeta[t] += sum;
-  }
-  KeepLower(d, n, true, c.dG);
-  hs::MultiplyLower(d, c.dG, kBlock, block.w, s.Dp, n, s.D, block.d_w, s.Dp);
-  hs::MultiplyUpper(d, c.dG, kBlock, block.w, s.Dp, n, s.D, block.d_w, s.Dp);
-
-  StoreRows<S>(d, block.d_k, s.Dp, out.dk, b, token, n, u.key_head);
-  StoreRows<S>(d, block.d_v, s.Vp, out.dv, b, token, n, u.key_head);
-  StoreRows<S>(d, block.d_w, s.Dp, out.dw, b, token, n, u.key_head);
-  for (int64_t t = 0; t < n; ++t) {
-    SetNumber(out.dbeta, b, token + t, u.key_head, static_cast<double>(c.dbeta[t]));
-  }
-  for (int64_t h = 0; h < s.G && out.dlog_forget.present(); ++h) {
-    double sum = block.across[h];  // and pairs with rows of later blocks and earlier keys of this one
-    for (int64_t t = 0; t < n; ++t) {
-      SetNumber(out.dlog_forget, b, token + t, u.key_head * s.G + h, sum + block.of_rows[h * kBlock + t]);
-      sum += block.of_columns[h * kBlock + t];
-    }
-  }
-}
-
-void BackwardImpl(Context& ctx, const Call& call, const BackwardInputs& in, const Gradients& out) {
-  WithTypes(in, [&](auto computed, auto stored) HWY_ATTR {
-    using T = decltype(computed);
-    using S = decltype(stored);
-    const hn::ScalableTag<T> d;
-    const Shape s(call);
-    const Block<T> sizes(s, nullptr, true);
-    const std::vector<std::vector<Unit>> waves = Waves(call, sizes.bytes);
-    int64_t most = 0, longest = 0;
-    for (const std::vector<Unit>& wave : waves) {
-      most = std::max(most, NumBlocks(wave));
-      for (const Unit& u : wave) longest = std::max(longest, u.blocks);
-    }
-    ctx.ReserveShared(most * sizes.bytes);
-    ctx.ReserveStaging(most * 2 * int64_t{sizeof(TicketCounter)});
-    ctx.ReserveScratch(std::max({PrepareScratch<T>(s, nullptr).bytes, RowScratch<T>(s, longest, nullptr).bytes,
-                                 TransformScratch<T>(s, nullptr).bytes}));
-    char* const shared = static_cast<char*>(ctx.Shared());
-    TicketCounter* const tickets = static_cast<TicketCounter*>(ctx.Staging());
-    const auto block_of = [&](const Unit& u, int64_t i) {
-      return Block<T>(s, shared + (u.first + i) * sizes.bytes, true);
-    };
-    for (const std::vector<Unit>& wave : waves) {
-      std::vector<Task> of_keys, of_rows;
-      for (int64_t i = 0; i < longest; ++i) {  // in the order of their tickets
-        for (const Unit& u : wave) {
-          if (i >= u.blocks) continue;
-          of_keys.push_back({&u, 0, i});
-          for (int64_t h = 0; h < s.G; ++h) of_rows.push_back({&u, h, i});
+    KeepLower(d, n, true, block.d_X);
+    // X = N B with B = tril(W K^T, -1), and Y = N W.
+    Clear(c.dB, n * kBlock);
+    hs::MultiplyUpper(d, block.N, kBlock, block.d_X, kBlock, n, kBlock, c.dB, kBlock);
+    KeepLower(d, n, true, c.dB);
+    hs::TransposeRows(c.B, kBlock, n, kBlock, c.BT, kBlock);
+    Clear(c.dN, n * kBlock);
+    hs::Multiply(d, block.d_X, kBlock, 1, c.BT, kBlock, n, n, kBlock, c.dN, kBlock);
+    hs::Multiply(d, block.d_Y, s.Dp, 1, block.wT, kBlock, s.D, n, kBlock, c.dN, kBlock);
+    hs::MultiplyUpper(d, block.N, kBlock, block.d_Y, s.Dp, n, s.D, block.d_w, s.Dp);
+    hs::MultiplyLower(d, c.dB, kBlock, block.k, s.Dp, n, s.D, block.d_w, s.Dp);
+    hs::MultiplyUpper(d, c.dB, kBlock, block.w, s.Dp, n, s.D, block.d_k, s.Dp);
+    // A N = -diag(beta): Z = -A^-T dN is the gradient of diag(beta), Z N^T that of A. A_ts = beta_t G_ts.
+    for (int64_t t = n; t-- > 0;) {
+      T* HWY_RESTRICT row = c.Z + t * kBlock;
+      for (int64_t j = 0; j < kBlock; j += L) hn::Store(hn::Neg(hn::Load(d, c.dN + t * kBlock + j)), d, row + j);
+      for (int64_t later = t + 1; later < n; ++later) {
+        const auto factor = hn::Set(d, c.beta[later] * c.G[later * kBlock + t]);
+        for (int64_t j = 0; j < kBlock; j += L) {
+          hn::Store(hn::NegMulAdd(factor, hn::Load(d, c.Z + later * kBlock + j), hn::Load(d, row + j)), d, row + j);
         }
       }
-      for (int64_t i = 0; i < 2 * NumBlocks(wave); ++i) new (&tickets[i]) TicketCounter(0);
-      ctx.ParallelFor(static_cast<int64_t>(of_keys.size()), [&](int64_t i, int worker) HWY_ATTR {
-        const Task& task = of_keys[static_cast<size_t>(i)];
-        const Block<T> block = block_of(*task.unit, task.block);
-        std::memset(shared + (task.unit->first + task.block) * sizes.bytes + sizes.sums, 0,
-                    static_cast<size_t>(sizes.bytes - sizes.sums));
-        Prepare<S>(d, s, in, task, true, PrepareScratch<T>(s, ctx.Scratch(worker)), block);
-      });
-      ctx.ParallelFor(static_cast<int64_t>(of_rows.size()), [&](int64_t i, int worker) HWY_ATTR {
-        const Task& task = of_rows[static_cast<size_t>(i)];
-        RowScratch<T> scratch(s, longest, ctx.Scratch(worker));
-        BackwardRows<S>(
-            d, call, in, out, task, [&](int64_t j) { return block_of(*task.unit, j); }, tickets + 2 * task.unit->first,
-            scratch);
-      });
-      ctx.ParallelFor(static_cast<int64_t>(of_keys.size()), [&](int64_t i, int worker) HWY_ATTR {
-        const Task& task = of_keys[static_cast<size_t>(i)];
-        BackwardBlock<S>(d, s, in, out, task, block_of(*task.unit, task.block),
-                         TransformScratch<T>(s, ctx.Scratch(worker)));
-      });
+      c.dbeta[t] = row[t];
     }
-  });
+    KeepLower(d, n, false, c.Z);
+    hs::TransposeRows(block.N, kBlock, n, kBlock, c.NT, kBlock);
+    Clear(c.dG, n * kBlock);
+    hs::Multiply(d, c.Z, kBlock, 1, c.NT, kBlock, n, n, kBlock, c.dG, kBlock);
+    for (int64_t t = 0; t < n; ++t) {
+      T sum = 0;
+      for (int64_t j = 0; j < t; ++j) {
+        sum += c.dG[t * kBlock + j] * c.G[t * kBlock + j];
+        c.dG[t * kBlock + j] *= c.beta[t];
+      }
+      c.dbeta[t] += sum;
+    }
+    KeepLower(d, n, true, c.dG);
+    hs::MultiplyLower(d, c.dG, kBlock, block.w, s.Dp, n, s.D, block.d_w, s.Dp);
+    hs::MultiplyUpper(d, c.dG, kBlock, block.w, s.Dp, n, s.D, block.d_w, s.Dp);
+
+    ht::StoreRows<S>(d, block.d_k, s.Dp, out.dk, b, token, n, u.key_head);
+    ht::StoreRows<S>(d, block.d_v, s.Vp, out.dv, b, token, n, u.key_head);
+    ht::StoreRows<S>(d, block.d_w, s.Dp, out.dw, b, token, n, u.key_head);
+    for (int64_t t = 0; t < n; ++t) {
+      ht::SetNumber(out.dbeta, b, token + t, u.key_head, static_cast<double>(c.dbeta[t]));
+    }
+  }
+};
+
+void BackwardImpl(Context& ctx, const Call& call, const BackwardInputs& in, const Gradients& out) {
+  ht::BackwardAll<PathGradients>(ctx, call, in, out);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -8,19 +8,13 @@
 
 #include "heed/core/context.h"
 #include "heed/mechanism/tokens_internal.h"
+#include "heed/ops/exact/common/transitions_call.h"
 #include "heed/ops/exact/path_attention/path_attention.h"
 
 namespace heed::path_attention {
 
-inline constexpr int64_t kBlock = 64;  // tokens of a block, which begins at a multiple of 64 of its sequence
-
-struct Call {
-  std::vector<mechanism::TokenRange> sequences;
-  int64_t B = 0, T = 0, H = 0, Hkv = 0, D = 0, Dv = 0;
-  double scale = 1;
-
-  int64_t group() const { return H / Hkv; }  // query heads of a key head
-};
+using transitions::Call;
+using transitions::kBlock;
 
 // Check all arguments; with `wide`, outputs may be f64. Throw InvalidArgument.
 Call CheckForward(const char* op, const Inputs& in, const Options& options, const Outputs& out, bool wide, bool values);
@@ -29,10 +23,6 @@ Call CheckBackward(const char* op, const BackwardInputs& in, const Options& opti
 
 // Checks a call of TransformKeys. Throws InvalidArgument.
 void CheckKeys(const char* op, const KeyInputs& in, const TensorView& keys);
-
-// Set the results of tokens that belong to no sequence.
-void ClearExcluded(const Call& call, const Outputs& out);
-void ClearExcluded(const Call& call, const Gradients& out);
 
 // Compute a checked call: path_attention_forward.cc and path_attention_backward.cc.
 void ComputeForward(Context& ctx, const Call& call, const Inputs& in, const Outputs& out);

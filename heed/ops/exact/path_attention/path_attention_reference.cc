@@ -10,6 +10,7 @@
 #include <initializer_list>
 #include <vector>
 
+#include "heed/ops/exact/common/transitions_check.h"
 #include "heed/ops/exact/path_attention/path_attention_internal.h"
 
 namespace heed::path_attention {
@@ -106,7 +107,7 @@ void ForReferenceRows(const Call& call, const Inputs& in, const std::function<vo
 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   const Call call = CheckForward("path_attention::Reference", in, options, out, true, false);
-  ClearExcluded(call, out);
+  transitions::ClearOutputs(call, out);
   ForReferenceRows(call, in, [&](const ReferenceRow& row) {
     const int64_t b = row.sequence.batch, token = row.sequence.begin + row.i;
     Vector o(static_cast<size_t>(call.Dv));
