@@ -1,0 +1,219 @@
+// heed.wall_attention and heed.wall_attention_backward, and the functions behind PyTorch's operators.
+#include "heed/ops/exact/wall_attention/wall_attention.h"
+
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "docstrings/wall_attention.h"
+#include "python/docstring.h"
+#include "python/operation.h"
+
+namespace heed::wall_attention {
+namespace {
+
+namespace nb = nanobind;
+using namespace python;  // NOLINT: the binding's own vocabulary
+
+constexpr char kOp[] = "wall_attention", kBackwardOp[] = "wall_attention_backward", kKeysOp[] = "wall_attention_keys";
+
+struct Call : OperationCall<BackwardInputs, Options, Outputs, Gradients> {
+  bool return_lse = false;
+};
+using Word = Keyword<Call>;
+using Words = std::vector<Word>;
+
+constexpr Differentiable<Call> kTensors[] = {
+    Rows<Call, &BackwardInputs::q, &Gradients::dq>("q", "dq"),
+    Rows<Call, &BackwardInputs::k, &Gradients::dk>("k", "dk"),
+    Rows<Call, &BackwardInputs::v, &Gradients::dv>("v", "dv"),
+    Rows<Call, &BackwardInputs::log_decay, &Gradients::dlog_decay>("log_decay", "dlog_decay"),
+    InPlace<Call, &BackwardInputs::log_forget, &Gradients::dlog_forget>("log_forget", "dlog_forget", true)};
+constexpr auto kInputs = InputsOf(kTensors), kGradients = GradientsOf(kTensors);
+constexpr std::span<const Word> kAll = kInputs, kRequired = kAll.first(4), kLogForget = kAll.subspan(4, 1);
+constexpr Word kGradientOfO[] = {{"do", false, &ReadRows<Call, &BackwardInputs::d_o>}};
+constexpr Word kResults[] = {{"o", false, &ReadRows<Call, &BackwardInputs::o>},
+                             {"lse", false, &ReadTensor<Call, &BackwardInputs::lse>}};
+constexpr Word kGradientOfLse[] = {{"dlse", true, &ReadTensor<Call, &BackwardInputs::d_lse>}};
+constexpr Word kOptions[] = {{"scale", true, &ReadOption<Call, &Options::scale>},
+                             {"lengths", true, &ReadInts<Call, &Options::lengths>},
+                             {"starts", true, &ReadInts<Call, &Options::starts>},
+                             {"cu_seqlens", true, &ReadInts<Call, &Options::cu_seqlens>}};
+constexpr Word kReturns[] = {{"return_lse", false, &ReadFlag<Call, &Call::return_lse>}};
+constexpr Word kThreads[] = {{"threads", true, &ReadThreads<Call>}};
+constexpr Word kTorchResults[] = {{"o", false, &WriteResult<Call, &Outputs::o>},
+                                  {"lse", true, &WriteResult<Call, &Outputs::lse>}};
+constexpr Word kTorchIncoming[] = {{"the gradient of o", false, &ReadRows<Call, &BackwardInputs::d_o>},
+                                   {"the gradient of lse", true, &ReadTensor<Call, &BackwardInputs::d_lse>}};
+
+// Reads a call; what determines the shapes of results is present afterwards, with its rank.
+void ReadCall(const char* op, const Words& words, size_t num_positional, const nb::args& args, const nb::kwargs& kwargs,
+              Call& call) {
+  Read<Call>(op, words, num_positional, args.ptr(), kwargs.ptr(), call);
+  for (const auto& [name, x, axes] : {std::tuple{"q", call.in.q, "[B, T, H, D]"},
+                                      {"k", call.in.k, "[B, T, Hkv, D]"},
+                                      {"v", call.in.v, "[B, T, Hkv, Dv]"},
+                                      {"log_decay", call.in.log_decay, "[B, T, Hg, D]"}}) {
+    if (!x.present()) FailMissing(op, name);
+    if (x.rank() != 4) Fail(op, name, "has shape " + x.ShapeString(), axes);
+  }
+}
+
+nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
+  static const Words words = Joined<Call>({kInputs, kOptions, kReturns, kThreads});
+  Call call;
+  ReadCall(kOp, words, 5, args, kwargs, call);
+  const ConstTensorView& q = call.in.q;
+  NewArray o(kOp, q.dtype(), std::vector<int64_t>{q.size(0), q.size(1), q.size(2), call.in.v.size(3)});
+  Context& ctx = ThreadContext(call.num_threads);
+  if (!call.return_lse) {
+    Compute(kOp, [&] { Forward(ctx, call.in, call.options, {o.view, {}}); });
+    return o.array;
+  }
+  NewArray lse(kOp, q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32,
+               std::vector<int64_t>{q.size(0), q.size(2), q.size(1)});
+  Compute(kOp, [&] { Forward(ctx, call.in, call.options, {o.view, lse.view}); });
+  return nb::make_tuple(o.array, lse.array);
+}
+
+nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::kwargs& kwargs) {
+  static const Words words =
+      Joined<Call>({kGradientOfO, kRequired, kResults, kLogForget, kGradientOfLse, kOptions, kThreads});
+  Call call;
+  ReadCall(kBackwardOp, words, 8, args, kwargs, call);
+  for (const auto& [name, x] : {std::pair{"do", call.in.d_o}, {"o", call.in.o}, {"lse", call.in.lse}}) {
+    if (!x.present()) FailMissing(kBackwardOp, name);
+  }
+  return NewGradients<Call>(kBackwardOp, type, kTensors, call,
+                            [&](Context& ctx) { Backward(ctx, call.in, call.options, call.gradients); });
+}
+
+void RunTorch(const nb::args& args) {
+  static const Words words = Joined<Call>({kInputs, kTorchResults, kOptions, kThreads});
+  RunForTorch<Call>(Caller::kTorch, kOp, words, args,
+                    [](Context& ctx, Call& call) { Forward(ctx, call.in, call.options, call.out); });
+}
+
+void RunTorchBackward(const nb::args& args) {
+  static const Words words = Joined<Call>({kTorchIncoming, kInputs, kResults, kGradients, kOptions, kThreads});
+  RunForTorch<Call>(Caller::kTorch, kBackwardOp, words, args,
+                    [](Context& ctx, Call& call) { Backward(ctx, call.in, call.options, call.gradients); });
+}
+
+// Updates keys in place.
+struct KeyCall {
+  Arrays arrays;
+  KeyInputs in;
+  TensorView keys;
+  int num_threads = 0;
+};
+
+void RunKeys(const nb::args& args, const nb::kwargs& kwargs) {
+  static const Keyword<KeyCall> words[] = {
+      {"keys", false, [](KeyCall& call, const Argument& a) { call.keys = call.arrays.Write(a, Kind::kFloat); }},
+      {"log_decay", false,
+       [](KeyCall& call, const Argument& a) { call.in.log_decay = call.arrays.Read(a, Kind::kFloat); }},
+      {"threads", true,
+       [](KeyCall& call, const Argument& a) { call.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads)); }}};
+  KeyCall call;
+  Read<KeyCall>(kKeysOp, words, 2, args.ptr(), kwargs.ptr(), call);
+  for (const auto& [name, x] :
+       {std::pair<const char*, ConstTensorView>{"keys", call.keys}, {"log_decay", call.in.log_decay}}) {
+    if (!x.present()) FailMissing(kKeysOp, name);
+  }
+  Context& ctx = ThreadContext(call.num_threads);
+  Compute(kKeysOp, [&] { TransformKeys(ctx, call.in, call.keys); });
+}
+
+constexpr char kInPython[] = R"(
+Returns o, a NumPy array in the dtype of q, or (o, lse) with return_lse=True: lse [B, H, T] is float32, or float64 for
+float64. An array whose last axis is not contiguous is copied.
+
+Example:
+
+  >>> import heed, numpy as np
+  >>> rng = np.random.default_rng(0)
+  >>> q, k, v, g = rng.standard_normal((4, 1, 100, 2, 8))
+  >>> o = heed.wall_attention(q, k, v, -0.1 * g**2)
+  >>> o.shape, bool(np.allclose(heed.wall_attention(q, k, v, 0 * g), heed.attention(q, k, v, causal=True)))
+  ((1, 100, 2, 8), True))";
+
+constexpr char kBackwardInPython[] = R"(
+o and lse are what heed.wall_attention(..., return_lse=True) returned. Returns the named tuple
+heed.WallAttentionGradients: dq dk dv dlog_decay dlog_forget, NumPy arrays in the shape and dtype of what they are the
+gradients of; dlog_forget is None where no log_forget was given.
+
+Example:
+
+  >>> import heed, numpy as np
+  >>> rng = np.random.default_rng(0)
+  >>> do, q, k, v, g = rng.standard_normal((5, 1, 100, 2, 8))
+  >>> o, lse = heed.wall_attention(q, k, v, -g**2, return_lse=True)
+  >>> g = heed.wall_attention_backward(do, q, k, v, -g**2, o, lse)
+  >>> bool(np.isclose((g.dq * q).sum(), (g.dk * k).sum())), bool(np.isclose((g.dv * v).sum(), (do * o).sum()))
+  (True, True))";
+
+constexpr char kKeysText[] =
+    R"(Updates keys [B, Tk, Hg, D] in place, so that each has decayed by the newest N tokens after it:
+
+  k_jn *= exp(sum_{t = m .. Tk-1} log_decay_tn),  m = max(j + 1, Tk - N)
+
+The last N keys are those of the tokens with log_decay [B, N, Hg, D]. With N = Tk these are the keys of a whole sequence
+for the tokens after it, with N = 1 those of one more token. o of the newest token is then attention of its query to
+these keys, with log_forget as attention's log_decay. Keys have the heads of the decays, and the dtype of log_decay or
+float32 (float64 for float64), in which rounding does not add up from token to token.)";
+
+constexpr char kKeysInPython[] = R"(
+Example:
+
+  >>> import heed, numpy as np
+  >>> rng = np.random.default_rng(0)
+  >>> q, k, v, g = rng.standard_normal((4, 1, 100, 2, 8))
+  >>> g, keys = -0.1 * g**2, k.copy()
+  >>> heed.wall_attention_keys(keys[:, :99], g[:, :99])  # the first 99 tokens
+  >>> heed.wall_attention_keys(keys, g[:, 99:])  # one more
+  >>> bool(np.allclose(heed.attention(q[:, 99:], keys, v), heed.wall_attention(q, k, v, g)[:, 99:]))
+  True)";
+
+constexpr Said kKeysSaid[] = {{"keys", "keys that have decayed by the tokens before the newest; changed in place"},
+                              {"log_decay", "natural logarithms of the decays of the newest tokens, <= 0"}};
+
+constexpr Said kSaid[] = {{"log_forget", "natural logarithms of forget gates, <= 0; None: 0"},
+                          {"scale", "factor of the logits; None: 1 / sqrt(D)"},
+                          {"o", "the outputs of the forward pass"},
+                          {"lse", "its log-sum-exps, [B, H, T]"},
+                          {"dlse", "the gradient of lse; None: zeros"},
+                          {"return_lse", "also return the log-sum-exps"}};
+
+}  // namespace
+
+void Bind(nb::module_& m) {
+  constexpr char kArrays[] = "q: Array, k: Array, v: Array, log_decay: Array, ";
+  constexpr char kGate[] = "log_forget: Array | None = None, *, ";
+  constexpr char kKeywords[] =
+      "scale: float | None = None, lengths: Ints | None = None, starts: Ints | None = None, cu_seqlens: Ints | None = "
+      "None, ";
+  static const std::string forward =
+      JoinedText({"def wall_attention(", kArrays, kGate, kKeywords,
+                  "return_lse: bool = False, threads: int | None = None) -> Result | tuple[Result, Result]"});
+  static const std::string backward =
+      JoinedText({"def wall_attention_backward(do: Array, ", kArrays, "o: Array, lse: Array, ", kGate,
+                  "dlse: Array | None = None, ", kKeywords, "threads: int | None = None) -> WallAttentionGradients"});
+  m.def(kOp, &RunForward, nb::sig(forward.c_str()),
+        Docstring(doc::kForward, forward, {kSaid, doc::kWallAttentionFields}, kInPython).c_str());
+  const nb::object gradients = GradientsType<Call>(m, "WallAttentionGradients", kBackwardOp, kGradients);
+  m.def(
+      kBackwardOp,
+      [gradients](const nb::args& args, const nb::kwargs& kwargs) { return RunBackward(gradients, args, kwargs); },
+      nb::sig(backward.c_str()),
+      Docstring(doc::kBackward, backward, {kSaid, doc::kWallAttentionFields}, kBackwardInPython).c_str());
+  static const char keys[] =
+      "def wall_attention_keys(keys: OutArray, log_decay: Array, *, threads: int | None = None) -> None";
+  m.def(kKeysOp, &RunKeys, nb::sig(keys), Docstring(kKeysText, keys, {kKeysSaid}, kKeysInPython).c_str());
+  m.def("_torch_wall_attention", &RunTorch);
+  m.def("_torch_wall_attention_backward", &RunTorchBackward);
+}
+
+}  // namespace heed::wall_attention
