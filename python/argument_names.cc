@@ -24,6 +24,7 @@ constexpr Renamed kOfPython[] = {
     {"merge_linear", "o", "o"},
     {"merge_linear_backward", "o", "o"},
     {"path_attention_backward", "o", "o"},
+    {"wall_attention_backward", "o", "o"},
     {"", "o", "out"},
     {"s4d_kernel_backward", "d_o", "dkernel"},
     {"", "d_o", "do"},

@@ -66,6 +66,8 @@ fla.ops.mesa_net.chunk.chunk_mesa_net(q, k, v, g, beta, lamb, h_kk_init=None, h_
 fla.ops.mesa_net.decoding_one_step.mesa_net_decoding_one_step(q, k, v, g, lamb, beta, prev_h_kk, prev_h_kv,
     max_CG_iteration=30)
 fla.ops.path_attn.parallel.parallel_path_attn(q, k, v, w, beta, g=None, scale=None, cu_seqlens=None, use_cache=False)
+fla.ops.wall_attn.parallel.parallel_wall_attn(q, k, v, g, *, g_scalar=None, sink_bias=None, scale=None,
+    window_size=None, cu_seqlens=None)
 fla.ops.attnres.fused.fused_attnres(query, residuals, rms_weight, rms_eps=1e-06, scale=1.0, return_weights=False,
     return_residuals=False)
 fla.ops.based.fused_chunk.fused_chunk_based(q, k, v, scale=None, use_norm=True, **kwargs)

@@ -92,6 +92,8 @@ TITANS = {name: TTT[name] for name in ("q", "k", "v", "weight", "bias", "mini_ba
     "theta": zeros(2, 6, 2), "alpha": zeros(2, 6, 2), "eta": zeros(2, 6, 2), "initial_state": zeros(2, 2, 3, 8, 8)}
 PATH = {"q": zeros(2, 6, 4, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 2, 5), "w": zeros(2, 6, 2, 8),
         "beta": zeros(2, 6, 2), "log_forget": zeros(2, 6, 4), "scale": 0.5}
+WALL = {"q": zeros(2, 6, 4, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 2, 5), "log_decay": zeros(2, 6, 4, 8),
+        "log_forget": zeros(2, 6, 4), "scale": 0.5}
 RESIDUALS = {"query": zeros(8), "residuals": zeros(3, 2, 5, 8), "weight": zeros(8)}
 CALLS = {
     "advise": [{**SELF, "mechanisms": ["attention"], "dtypes": ["f32"]}],
@@ -124,6 +126,10 @@ CALLS = {
     "path_attention_backward": [{"do": zeros(2, 6, 4, 5), **PATH, "o": zeros(2, 6, 4, 5), "lse": zeros(2, 4, 6),
                                  "dlse": zeros(2, 4, 6)}],
     "path_attention_keys": [{"keys": zeros(2, 6, 2, 8), "w": zeros(2, 1, 2, 8), "beta": zeros(2, 1, 2)}],
+    "wall_attention": [WALL | {"lengths": [6, 5], "starts": [0, 1], "return_lse": True}],
+    "wall_attention_backward": [{"do": zeros(2, 6, 4, 5), **WALL, "o": zeros(2, 6, 4, 5), "lse": zeros(2, 4, 6),
+                                 "dlse": zeros(2, 4, 6)}],
+    "wall_attention_keys": [{"keys": zeros(2, 6, 4, 8), "log_decay": zeros(2, 1, 4, 8)}],
     "merge_attention": [{"parts": [(O, LSE), (O, LSE)], "sinks": zeros(4)}],
     "merge_linear": [LINEAR],
     "merge_linear_backward": [{"do": O, **LINEAR}],

@@ -140,6 +140,11 @@ def calls():
     yield "path_attention", path
     yield "path_attention_backward", {"do": normal(2, 6, 4, 5), **path, "o": normal(2, 6, 4, 5),
                                       "lse": normal(2, 4, 6)}
+    wall = {"q": normal(2, 6, 4, 8), "k": normal(2, 6, 2, 8), "v": normal(2, 6, 2, 5),
+            "log_decay": -np.abs(normal(2, 6, 4, 8)), "log_forget": -np.abs(normal(2, 6, 4))}
+    yield "wall_attention", wall
+    yield "wall_attention_backward", {"do": normal(2, 6, 4, 5), **wall, "o": normal(2, 6, 4, 5),
+                                      "lse": normal(2, 4, 6)}
     residuals = {"query": normal(8), "residuals": normal(3, 2, 6, 8), "weight": normal(8)}
     yield "attention_residual", residuals
     yield "attention_residual_backward", {"do": normal(2, 6, 8), **residuals}

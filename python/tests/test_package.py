@@ -52,6 +52,7 @@ def test_public_names():
                  "titans", "titans_backward", "titans_step", "TitansGradients",
                  "ttt_linear", "ttt_linear_backward", "ttt_linear_step", "TttLinearGradients",
                  "path_attention", "path_attention_backward", "path_attention_keys", "PathAttentionGradients",
+                 "wall_attention", "wall_attention_backward", "wall_attention_keys", "WallAttentionGradients",
                  "orthogonal_features", "KVCacheBase", "KVCache", "RingKVCache", "LatentKVCache", "load_cache",
                  "view", "View", "advise", "Advice", "Candidate", "set_num_threads", "get_num_threads", "set_checks",
                  "set_strict", "InvalidArgument", "Unsupported", "FileError", "__version__"):

@@ -72,6 +72,9 @@ def case(name):
         "path_attention": (lambda *x: heed.torch.path_attention(*x[:3], 0.3 * x[3], x[4].square(), -x[5].exp()),
                            [q, normal(2, 5, 1, 4, seed=2), normal(2, 5, 1, 3, seed=3), normal(2, 5, 1, 4, seed=4),
                             normal(2, 5, 1), normal(2, 5, 2)]),
+        "wall_attention": (lambda *x: heed.torch.wall_attention(*x[:3], -x[3].square(), -x[4].exp()),
+                           [q, normal(2, 5, 1, 4, seed=2), normal(2, 5, 1, 3, seed=3), normal(2, 5, 2, 4, seed=4),
+                            normal(2, 5, 2)]),
         "rotary": (lambda x: heed.torch.rotary(x, positions, interleaved=True), [q]),
         "t5_bias": (lambda x: heed.torch.t5_bias(x, 4, 6, bidirectional=True), [normal(8, 2)]),
         "titans": (lambda *x: heed.torch.titans(*x, mini_batch=3, eps=0.1),
@@ -86,8 +89,8 @@ def case(name):
 
 OPERATORS = [*NAMES, *scans.DESCRIPTIONS, "attention", "attention_residual", "causal_conv1d",
              "compressed_attention", "gated_rows", "linformer", "log_linear_attention", "longformer", "merge_linear",
-             "mesa", "nsa", "path_attention", "rotary", "t5_bias", "titans", "token_shift",
-             "ttt_linear"]
+             "mesa", "nsa", "path_attention", "rotary", "t5_bias", "titans", "token_shift", "ttt_linear",
+             "wall_attention"]
 LINEAR = ["rotary", "t5_bias"]  # whose derivative of forward mode is the operator itself
 
 
@@ -182,7 +185,7 @@ def test_checkpoints_recompute_states(name, reentrant):
 
 # The backward passes of these keep their results.
 @pytest.mark.parametrize("name", [x for x in OPERATORS if x not in (
-    "attention", "compressed_attention", "longformer", "path_attention")])
+    "attention", "compressed_attention", "longformer", "path_attention", "wall_attention")])
 def test_a_result_may_be_changed_in_place_before_backward(name):
     function, inputs = case(name)
     expected = gradients(lambda *x: 2 * function(*x), inputs)

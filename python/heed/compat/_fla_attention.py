@@ -1,6 +1,6 @@
 # The functions of fla.ops that are softmax attention, or whose arguments are unlike those of all others.
 """parallel_attn and its relatives, native sparse attention, mixtures of blocks, attention residuals, log-linear
-attention, MesaNet, TTT-Linear, PaTH, Based, RWKV-4."""
+attention, MesaNet, TTT-Linear, PaTH, Wall attention, Based, RWKV-4."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ PLACES = {
     "parallel_moba": "moba.parallel",
     "parallel_nsa": "nsa.parallel",
     "parallel_path_attn": "path_attn.parallel",
+    "parallel_wall_attn": "wall_attn.parallel",
 }
 
 _in_their_words = speaking(
@@ -308,6 +309,27 @@ def parallel_path_attn(q, k, v, w, beta, g=None, scale=None, cu_seqlens=None, us
     keys = k.detach().to(wide(k), copy=True)
     heed.torch.path_attention_keys(keys, w.detach().to(q.dtype), beta.detach())
     return o, keys.to(k.dtype)
+
+
+@speaking(log_decay="g", log_forget="g_scalar")
+def parallel_wall_attn(
+    q, k, v, g, *, g_scalar=None, sink_bias=None, scale=None, window_size=None, cu_seqlens=None
+):
+    """Wall attention; g [B, T, HQ, K] are log decays of channels, g_scalar [B, T, HQ] log forget gates, sink_bias [HQ]
+    a logit per head."""
+    refuse("parallel_wall_attn", "window_size", window_size, None)
+    _dispatch.check_tensors("parallel_wall_attn", q=q, k=k, v=v, g=g)
+    options = {"scale": scale, "cu_seqlens": cu_seqlens}
+    gates = (x if x is None else x.to(wide(q)) for x in (g, g_scalar))
+    if sink_bias is None:
+        return heed.torch.wall_attention(q, k, v, *gates, **options)
+    if sink_bias.shape != (q.shape[2],):
+        raise InvalidArgument(f"parallel_wall_attn: sink_bias has shape {list(sink_bias.shape)}, expected "
+                              f"[{q.shape[2]}]")
+    o, lse = heed.torch.wall_attention(q, k, v, *gates, **options, return_lse=True)
+    # The sink takes its part of each row's probability, 1 / (1 + exp(lse - sink)).
+    kept = torch.sigmoid(lse - sink_bias.to(lse.dtype)[:, None]).transpose(1, 2)
+    return (o * kept[..., None]).to(q.dtype)
 
 
 # --- sparse attention -------------------------------------------------------------------------------------------------

@@ -427,7 +427,6 @@ _LACKING = {
     "fused_recurrent_gsa": "gsa.fused_recurrent",
     "parallel_parallax": "parallax.parallel",
     "parallel_rebased": "rebased.parallel",
-    "parallel_wall_attn": "wall_attn.parallel",
     "parallel_wall_attn_decode": "wall_attn.decode",
 }
 

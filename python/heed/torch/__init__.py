@@ -35,6 +35,7 @@ from heed.torch._provider import provider_stats
 from heed.torch._sdpa import replace_sdpa, scaled_dot_product_attention
 from heed.torch._titans import titans, titans_step
 from heed.torch._ttt_linear import ttt_linear, ttt_linear_step
+from heed.torch._wall_attention import wall_attention, wall_attention_keys
 
 __all__ = [
     "CompressedKVCache",
@@ -76,6 +77,8 @@ __all__ = [
     "titans_step",
     "ttt_linear",
     "ttt_linear_step",
+    "wall_attention",
+    "wall_attention_keys",
 ]
 
 # Mechanisms: whichever the extension module has.
