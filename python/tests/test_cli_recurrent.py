@@ -241,8 +241,8 @@ def test_compare_has_a_row_for_each_mechanism_or_says_why_not():
     rows, skipped = compare["rows"], {x["mechanism"]: x["reason"] for x in compare["skipped"]}
     state = {row["mechanism"]: row["state_bytes"] for row in rows}
     # have no command but list, verify and bench
-    others = {"attention_residual", "log_linear_attention", "mesa", "path_attention", "titans", "ttt_linear",
-              "wall_attention"}
+    others = {"attention_residual", "deltaformer", "log_linear_attention", "mesa", "path_attention", "titans",
+              "ttt_linear", "wall_attention"}
     assert set(state) | set(skipped) == {op["name"] for op in document("list")} - others
     assert not set(state) & set(skipped)
     assert set(SUFFICE) >= {"linear_attention", "based", "retention"} and set(SUFFICE) <= set(state)
