@@ -14,12 +14,14 @@ struct Renamed {
 };
 constexpr Renamed kOfTorch[] = {{"merge_linear", "d_o", "the gradient of the result"},
                                 {"", "d_o", "the gradient of o"},
+                                {"", "d_u", "the gradient of u"},
                                 {"", "d_lse", "the gradient of lse"},
                                 {"", "d_state", "the gradient of the state"}};
 constexpr Renamed kOfPython[] = {
     // These functions have an argument o.
     {"attention_backward", "o", "o"},
     {"compressed_attention_backward", "o", "o"},
+    {"deltaformer_backward", "o", "o"},
     {"longformer_backward", "o", "o"},
     {"merge_linear", "o", "o"},
     {"merge_linear_backward", "o", "o"},
@@ -28,6 +30,7 @@ constexpr Renamed kOfPython[] = {
     {"", "o", "out"},
     {"s4d_kernel_backward", "d_o", "dkernel"},
     {"", "d_o", "do"},
+    {"", "d_u", "du"},
     {"", "d_lse", "dlse"},
     {"", "d_state", "dstate"},
     {"", "query_starts", "align"},

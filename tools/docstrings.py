@@ -226,7 +226,7 @@ def in_python(text, namespace):
         (r"\bQuantise\b", "quantize"), (r"\b([A-Z][a-z]+(?:[A-Z][a-z]+)*)\(\)", lambda m: snake(m[1]) + "()"),
         (r"\bk([A-Z][a-z]\w*)\b", lambda m: f"'{snake(m[1])}'"),
         (r"\bd_final, final\b", "dstate, state"),
-        (r"\bd_final\b", "dstate"), (r"\bd_(o|lse)(?![a-z])", lambda m: "d" + m[1]),
+        (r"\bd_final\b", "dstate"), (r"\bd_(o|u|lse)(?![a-z])", lambda m: "d" + m[1]),
         (r"\bi8\b", "int8"), (r"`true`|\btrue\b", "True"), (r"`false`|\bfalse\b", "False"),
     )
     for pattern, word in rules:

@@ -65,6 +65,7 @@ fla.ops.mesa_net.chunk.chunk_mesa_net(q, k, v, g, beta, lamb, h_kk_init=None, h_
     output_final_state=False, max_CG_iteration=30, use_qk_l2norm_in_kernel=False, cu_seqlens=None, cu_seqlens_cpu=None)
 fla.ops.mesa_net.decoding_one_step.mesa_net_decoding_one_step(q, k, v, g, lamb, beta, prev_h_kk, prev_h_kv,
     max_CG_iteration=30)
+fla.ops.deltaformer.parallel.deltaformer_attn(q, k, v, beta=None, attention_mask=None, cu_seqlens=None, C=512)
 fla.ops.path_attn.parallel.parallel_path_attn(q, k, v, w, beta, g=None, scale=None, cu_seqlens=None, use_cache=False)
 fla.ops.wall_attn.parallel.parallel_wall_attn(q, k, v, g, *, g_scalar=None, sink_bias=None, scale=None,
     window_size=None, cu_seqlens=None)

@@ -94,6 +94,8 @@ PATH = {"q": zeros(2, 6, 4, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 2, 5), 
         "beta": zeros(2, 6, 2), "log_forget": zeros(2, 6, 4), "scale": 0.5}
 WALL = {"q": zeros(2, 6, 4, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 2, 5), "log_decay": zeros(2, 6, 4, 8),
         "log_forget": zeros(2, 6, 4), "scale": 0.5}
+DELTAFORMER = {"q": zeros(2, 6, 4, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 2, 5), "beta": zeros(2, 6, 2),
+               "w": zeros(2, 6, 2, 8), "scale": 0.5}
 RESIDUALS = {"query": zeros(8), "residuals": zeros(3, 2, 5, 8), "weight": zeros(8)}
 CALLS = {
     "advise": [{**SELF, "mechanisms": ["attention"], "dtypes": ["f32"]}],
@@ -108,6 +110,11 @@ CALLS = {
     "compress": [{"values": zeros(2, 6, 8), "gates": zeros(2, 6, 8), "bias": zeros(2, 8), "ratio": 2}],
     "compressed_attention": [COMPRESSED | {"out": O}],
     "compressed_attention_backward": [{"do": O, **COMPRESSED, "o": O, "lse": LSE, "dlse": LSE}],
+    "deltaformer": [DELTAFORMER | {"lengths": [6, 5], "starts": [0, 1], "return_u": True, "return_lse": True}],
+    "deltaformer_backward": [{"do": zeros(2, 6, 4, 5), **DELTAFORMER, "o": zeros(2, 6, 4, 5), "u": zeros(2, 6, 2, 5),
+                              "lse": zeros(2, 4, 6), "du": zeros(2, 6, 2, 5), "dlse": zeros(2, 4, 6)}],
+    "deltaformer_values": [{"u": zeros(2, 6, 2, 5), "k": zeros(2, 6, 2, 8), "v": zeros(2, 1, 2, 5),
+                            "beta": zeros(2, 1, 2), "w": zeros(2, 1, 2, 8), "scale": 0.5}],
     "explain": [{"name": "attention", **QKV}],
     "load_cache": [{"path": __file__}],
     "log_linear_attention": [LEVELS | {"lengths": [6, 5], "starts": [0, 1], "return_state": True}],

@@ -145,6 +145,11 @@ def calls():
     yield "wall_attention", wall
     yield "wall_attention_backward", {"do": normal(2, 6, 4, 5), **wall, "o": normal(2, 6, 4, 5),
                                       "lse": normal(2, 4, 6)}
+    deltaformer = {"q": normal(2, 6, 4, 8), "k": normal(2, 6, 2, 8), "v": normal(2, 6, 2, 5),
+                   "beta": np.abs(normal(2, 6, 2)), "w": normal(2, 6, 2, 8)}
+    yield "deltaformer", deltaformer
+    yield "deltaformer_backward", {"do": normal(2, 6, 4, 5), **deltaformer, "o": normal(2, 6, 4, 5),
+                                   "u": normal(2, 6, 2, 5), "lse": normal(2, 4, 6)}
     residuals = {"query": normal(8), "residuals": normal(3, 2, 6, 8), "weight": normal(8)}
     yield "attention_residual", residuals
     yield "attention_residual_backward", {"do": normal(2, 6, 8), **residuals}

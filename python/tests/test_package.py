@@ -53,6 +53,7 @@ def test_public_names():
                  "ttt_linear", "ttt_linear_backward", "ttt_linear_step", "TttLinearGradients",
                  "path_attention", "path_attention_backward", "path_attention_keys", "PathAttentionGradients",
                  "wall_attention", "wall_attention_backward", "wall_attention_keys", "WallAttentionGradients",
+                 "deltaformer", "deltaformer_backward", "deltaformer_values", "DeltaformerGradients",
                  "orthogonal_features", "KVCacheBase", "KVCache", "RingKVCache", "LatentKVCache", "load_cache",
                  "view", "View", "advise", "Advice", "Candidate", "set_num_threads", "get_num_threads", "set_checks",
                  "set_strict", "InvalidArgument", "Unsupported", "FileError", "__version__"):

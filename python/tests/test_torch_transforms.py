@@ -52,6 +52,9 @@ def case(name):
         "gated_rows": (lambda *x: gated_rows(*x, norm="rms", eps=0.1), [q, normal(2, 5, 2, 4, seed=2), normal(4)]),
         "compressed_attention": (lambda *x: heed.torch.compressed_attention(*x[:5], sinks=x[5], ratio=2, window=2),
                                  [normal(2, 5, 2, 4), k, v, normal(2, 3, 1, 4), normal(2, 3, 1, 3), normal(2)]),
+        "deltaformer": (heed.torch.deltaformer,
+                        [q, normal(2, 5, 1, 4, seed=2), normal(2, 5, 1, 3, seed=3), normal(2, 5, 1),
+                         normal(2, 5, 1, 4, seed=4)]),
         "linformer": (heed.torch.linformer, [normal(2, 6, 1, 4), k, v, normal(3, 6), normal(3, 6, seed=4)]),
         "longformer": (lambda *x: heed.torch.longformer(*x, window=2, tokens=[1]),
                        [normal(2, 6, 2, 4), k, v, normal(2, 6, 2, 4, seed=4), normal(2, 6, 1, 4, seed=5),
@@ -88,9 +91,9 @@ def case(name):
 
 
 OPERATORS = [*NAMES, *scans.DESCRIPTIONS, "attention", "attention_residual", "causal_conv1d",
-             "compressed_attention", "gated_rows", "linformer", "log_linear_attention", "longformer", "merge_linear",
-             "mesa", "nsa", "path_attention", "rotary", "t5_bias", "titans", "token_shift", "ttt_linear",
-             "wall_attention"]
+             "compressed_attention", "deltaformer", "gated_rows", "linformer", "log_linear_attention", "longformer",
+             "merge_linear", "mesa", "nsa", "path_attention", "rotary", "t5_bias", "titans", "token_shift",
+             "ttt_linear", "wall_attention"]
 LINEAR = ["rotary", "t5_bias"]  # whose derivative of forward mode is the operator itself
 
 
@@ -185,7 +188,7 @@ def test_checkpoints_recompute_states(name, reentrant):
 
 # The backward passes of these keep their results.
 @pytest.mark.parametrize("name", [x for x in OPERATORS if x not in (
-    "attention", "compressed_attention", "longformer", "path_attention", "wall_attention")])
+    "attention", "compressed_attention", "deltaformer", "longformer", "path_attention", "wall_attention")])
 def test_a_result_may_be_changed_in_place_before_backward(name):
     function, inputs = case(name)
     expected = gradients(lambda *x: 2 * function(*x), inputs)

@@ -1,6 +1,6 @@
 # The functions of fla.ops that are softmax attention, or whose arguments are unlike those of all others.
 """parallel_attn and its relatives, native sparse attention, mixtures of blocks, attention residuals, log-linear
-attention, MesaNet, TTT-Linear, PaTH, Wall attention, Based, RWKV-4."""
+attention, MesaNet, TTT-Linear, PaTH, Wall attention, DeltaFormer, Based, RWKV-4."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ PLACES = {
     "chunk_log_linear_attn": "log_linear_attn.chunk",
     "chunk_mesa_net": "mesa_net.chunk",
     "chunk_ttt_linear": "ttt.chunk",
+    "deltaformer_attn": "deltaformer.parallel",
     "fused_attnres": "attnres.fused",
     "fused_chunk_based": "based.fused_chunk",
     "fused_chunk_ttt_linear": "ttt.fused_chunk",
@@ -330,6 +331,20 @@ def parallel_wall_attn(
     # The sink takes its part of each row's probability, 1 / (1 + exp(lse - sink)).
     kept = torch.sigmoid(lse - sink_bias.to(lse.dtype)[:, None]).transpose(1, 2)
     return (o * kept[..., None]).to(q.dtype)
+
+
+def deltaformer_attn(q, k, v, beta=None, attention_mask=None, cu_seqlens=None, C=512):
+    """DeltaFormer with w = k. attention_mask [B, T] keeps keys from o and clears rows of o; as in the original, u reads
+    all tokens. C, the size of a block, has no effect."""
+    _dispatch.check_tensors("deltaformer_attn", q=q, k=k, v=v)
+    if attention_mask is None:
+        return heed.torch.deltaformer(q, k, v, beta, cu_seqlens=cu_seqlens)
+    refuse("deltaformer_attn", "cu_seqlens", cu_seqlens, None)
+    _dispatch.check_tensors("deltaformer_attn", attention_mask=attention_mask)
+    kept = attention_mask != 0
+    _, u = heed.torch.deltaformer(q, k, v, beta, return_u=True)
+    o = heed.torch.attention(q, k, u, causal=True, mask=kept[:, None, None])
+    return o.masked_fill(~kept[..., None, None], 0)
 
 
 # --- sparse attention -------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from heed.torch._caches import KVCache, LatentKVCache, NSACache, RingKVCache, lo
 from heed.torch._compress import compress
 from heed.torch._compressed_attention import compressed_attention
 from heed.torch._compressed_cache import CompressedKVCache, Compressor
+from heed.torch._deltaformer import deltaformer, deltaformer_values
 from heed.torch._functions import (
     alibi_slopes,
     attention_map,
@@ -53,6 +54,8 @@ __all__ = [
     "certified_attention",
     "compress",
     "compressed_attention",
+    "deltaformer",
+    "deltaformer_values",
     "load_cache",
     "log_linear_attention",
     "log_linear_attention_step",

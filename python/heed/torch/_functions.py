@@ -32,26 +32,27 @@ _WRITTEN = ("state", "keys", "out")  # arguments that functions change
 
 
 def _bare_arguments(
-    operation: str, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    operation: str, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any],
+    changed: Sequence[str] = _WRITTEN
 ) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a function without gradients, by position and by name."""
 
     def bare(name, x):
-        return _dispatch.bare(operation, name, x, written=name in _WRITTEN)
+        return _dispatch.bare(operation, name, x, written=name in changed)
 
     names = (*names, *("argument" for _ in args[len(names):]))
     return list(map(bare, names, args)), {key: bare(key, x) for key, x in kwargs.items()}
 
 
-def _without_gradient(name: str, *arguments: str) -> Any:
-    """heed.<name> on tensors; `arguments` are those that may be given by position."""
+def _without_gradient(name: str, *arguments: str, changed: Sequence[str] = _WRITTEN) -> Any:
+    """heed.<name> on tensors; `arguments` are those that may be given by position, `changed` those that it changes."""
     function = getattr(heed, name)
 
     @functools.wraps(function, assigned=("__name__", "__qualname__"))
     def on_tensors(*args: Any, **kwargs: Any) -> Any:
-        positional, named = _bare_arguments(name, arguments, args, kwargs)
+        positional, named = _bare_arguments(name, arguments, args, kwargs, changed)
         result = function(*positional, **named)
-        _dispatch.wrote(*(x for of, x in (*zip(arguments, args), *kwargs.items()) if of in _WRITTEN))
+        _dispatch.wrote(*(x for of, x in (*zip(arguments, args), *kwargs.items()) if of in changed))
         return _to_tensor(result)
 
     on_tensors.__module__ = "heed.torch"
