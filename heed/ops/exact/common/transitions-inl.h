@@ -24,12 +24,12 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <utility>
 #include <vector>
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
+#include "heed/ops/exact/common/token_blocks-inl.h"
 #include "heed/ops/exact/common/transitions_call.h"
 #include "heed/simd/convert-inl.h"
 #include "heed/simd/math-inl.h"
@@ -40,18 +40,20 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::transitions::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
-
-// Calls f(T(), S()) for the types of the computation and of q.
-template <class Inputs, class F>
-HWY_INLINE void WithTypes(const Inputs& in, const F& f) {
-  if (in.q.dtype() == DType::kF64) return f(double(), double());
-  hs::WithStorage<float>(in.q.dtype(), [&](auto stored) HWY_ATTR { f(float(), stored); });
-}
+namespace tb = heed::token_blocks::HWY_NAMESPACE;
+using tb::At;
+using tb::Clear;
+using tb::KeepLower;
+using tb::LoadRows;
+using tb::Number;
+using tb::ScaleRows;
+using tb::SetNumber;
+using tb::StoreRows;
 
 // Row lengths: D and Dv in whole vectors of any target. G: query heads of a head of transitions.
 struct Shape {
   explicit Shape(const Call& call)
-      : D(call.D), Dv(call.Dv), Dp((call.D + 15) / 16 * 16), Vp((call.Dv + 15) / 16 * 16), G(call.group()) {}
+      : D(call.D), Dv(call.Dv), Dp(tb::Padded(call.D)), Vp(tb::Padded(call.Dv)), G(call.group()) {}
   int64_t D, Dv, Dp, Vp, G;
 };
 
@@ -121,59 +123,6 @@ struct Task {
   const Unit* unit;
   int64_t head, block;  // head: within its group
 };
-
-template <class T>
-HWY_INLINE void Clear(T* to, int64_t n) {
-  std::memset(to, 0, static_cast<size_t>(n) * sizeof(T));
-}
-
-template <class T>
-HWY_INLINE const T* At(const ConstTensorView& t, int64_t i, int64_t j, int64_t h) {
-  return t.as<T>() + i * t.stride(0) + j * t.stride(1) + h * t.stride(2);
-}
-template <class T>
-HWY_INLINE T* At(const TensorView& t, int64_t i, int64_t j, int64_t h) {
-  return t.as<T>() + i * t.stride(0) + j * t.stride(1) + h * t.stride(2);
-}
-inline double Number(const ConstTensorView& t, int64_t i, int64_t j, int64_t h) {
-  return LoadAsDouble(t.dtype(), t.data(), i * t.stride(0) + j * t.stride(1) + h * t.stride(2));
-}
-inline void SetNumber(const TensorView& t, int64_t i, int64_t j, int64_t h, double value) {
-  if (!t.present()) return;
-  StoreDouble(t.dtype(), t.data(), i * t.stride(0) + j * t.stride(1) + h * t.stride(2), value);
-}
-
-// Rows of a block, with zeros after the last of `count`.
-template <class S, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void LoadRows(D d, const ConstTensorView& t, int64_t b, int64_t token, int64_t count, int64_t h,
-                           int64_t padded, T* to) {
-  for (int64_t i = 0; i < count; ++i) {
-    hs::LoadRow(d, At<S>(t, b, token + i, h), t.size(3), padded, to + i * padded);
-  }
-  Clear(to + count * padded, (kBlock - count) * padded);
-}
-template <class S, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void StoreRows(D d, const T* from, int64_t padded, const TensorView& t, int64_t b, int64_t token,
-                            int64_t count, int64_t h) {
-  for (int64_t i = 0; i < count && t.present(); ++i) {
-    hs::StoreRow(d, from + i * padded, t.size(3), At<S>(t, b, token + i, h));
-  }
-}
-
-// Sets what is above the diagonal of [count, 64], or on it too with `strict`, to -0, which products skip.
-template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void KeepLower(D d, int64_t count, bool strict, T* square) {
-  constexpr int64_t N = hn::MaxLanes(D());
-  const auto skipped = hn::Set(d, T{-0.0});
-  for (int64_t t = 0; t < count; ++t) {
-    const int64_t kept = strict ? t : t + 1;
-    for (int64_t s = kept / N * N; s < kBlock; s += N) {
-      T* HWY_RESTRICT at = square + t * kBlock + s;
-      const auto seen = hn::FirstN(d, static_cast<size_t>(std::clamp<int64_t>(kept - s, 0, N)));
-      hn::Store(hn::IfThenElse(seen, hn::Load(d, at), skipped), d, at);
-    }
-  }
-}
 
 // Prepares what every block keeps: values and log forget gates.
 template <class S, class D, class Inputs, class T = hn::TFromD<D>>
@@ -367,7 +316,7 @@ HWY_NOINLINE void ForwardRows(D d, const Call& call, const typename M::Inputs& i
 
 template <class M>
 void ForwardAll(Context& ctx, const Call& call, const typename M::Inputs& in, const typename M::Outputs& out) {
-  WithTypes(in, [&](auto computed, auto stored) HWY_ATTR {
+  tb::WithTypes(in.q.dtype(), [&](auto computed, auto stored) HWY_ATTR {
     using T = decltype(computed);
     using S = decltype(stored);
     using Block = typename M::template Block<T>;

@@ -114,13 +114,6 @@ HWY_NOINLINE double SumGradients(D d, int64_t n, const T* dS, double* of_rows, T
   return total;
 }
 
-template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void ScaleRows(D d, T factor, int64_t n, T* rows) {
-  constexpr int64_t N = hn::MaxLanes(D());
-  const auto factors = hn::Set(d, factor);
-  for (int64_t i = 0; i < n; i += N) hn::Store(hn::Mul(factors, hn::Load(d, rows + i)), d, rows + i);
-}
-
 // `blocks(i)`: block i of the task's unit; tickets: two counters for each of its blocks.
 template <class M, class S, class D, class Blocks, class T = hn::TFromD<D>>
 HWY_NOINLINE void BackwardRows(D d, const Call& call, const typename M::BackwardInputs& in,
@@ -245,7 +238,7 @@ void StoreGates(const Shape& s, const Gradients& out, const Task& task, const Bl
 template <class M>
 void BackwardAll(Context& ctx, const Call& call, const typename M::BackwardInputs& in,
                  const typename M::Gradients& out) {
-  WithTypes(in, [&](auto computed, auto stored) HWY_ATTR {
+  tb::WithTypes(in.q.dtype(), [&](auto computed, auto stored) HWY_ATTR {
     using T = decltype(computed);
     using S = decltype(stored);
     using Block = typename M::template Block<T>;

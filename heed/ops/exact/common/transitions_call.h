@@ -9,10 +9,11 @@
 #include <vector>
 
 #include "heed/mechanism/tokens_internal.h"
+#include "heed/ops/exact/common/token_blocks_internal.h"
 
 namespace heed::transitions {
 
-inline constexpr int64_t kBlock = 64;  // tokens of a block, which begins at a multiple of 64 of its sequence
+using token_blocks::kBlock;
 
 struct Call {
   std::vector<mechanism::TokenRange> sequences;
