@@ -96,9 +96,9 @@ struct Gradients {
 //
 // with dv and dk summed over the query heads of a key head. r is recomputed from u, and P from lse; v is not read. Only
 // heed.torch has the second derivative. Precision and reproducibility as above; sums are in f32, or f64 for f64, and
-// rounded once. Cost: 8 D + 6 Dv flops per pair and key head beside those of attention::Backward. Memory: 5 numbers of
-// the dtype of computation per element of k and 3 per element of u, for as many key heads as 64 MiB hold, and one per
-// element of k, two of u and, in 16 bits, one of q. Throws as Forward.
+// rounded once. Cost: 8 D + 6 Dv flops per pair and key head beside those of attention's gradients. Memory: 5 numbers
+// of the dtype of computation per element of k and 3 per element of u, for as many key heads as 64 MiB hold, and one
+// per element of k, two of u and, in 16 bits, one of q. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading, from all inputs but o and lse. Outputs may be f64.
