@@ -41,7 +41,7 @@ constexpr Sizes kSizes[] = {
     {1, 2048, 2048, 4, 4, 64, 64},
     {1, 2048, 2048, 4, 4, 128, 128},
 };
-constexpr Sizes kBriefSizes = {1, 1024, 1024, 8, 8, 64, 64};
+constexpr Sizes kBriefSizes = {1, 512, 512, 8, 8, 64, 64};
 
 struct BenchOptions {
   std::vector<std::string> mechanisms;

@@ -130,4 +130,4 @@ def test_bench_of_all_is_brief():
     rows = document("bench", "--threads", 1, "--seconds", 0)["rows"]
     assert [(row["mechanism"], row["pass"]) for row in rows] == [(op["name"], p) for op in document("list")
                                                                  for p in op["passes"]]
-    assert {(row["dtype"], row["shape"]) for row in rows} == {("f32", "B1_T1024_H8_D64")}
+    assert {(row["dtype"], row["shape"]) for row in rows} == {("f32", "B1_T512_H8_D64")}

@@ -379,7 +379,7 @@ class Maker : mechanism::RandomArguments {
     const DType wide = mechanism::StateDType(dtype_);
     const bool packed = Chance(0.25);
     const int64_t B = packed ? 1 : Chance(0.03) ? 0 : Integer(1, 2);
-    const int64_t T = Chance(0.03) ? 0 : Chance(0.7) ? Integer(1, 70) : Integer(120, 210);
+    const int64_t T = Chance(0.03) ? 0 : Chance(0.9) ? Integer(1, 70) : Integer(120, 210);
     const int64_t Hkv = Integer(1, 2), H = Hkv * Integer(1, 3), N = packed ? Integer(1, 4) : B, D = Channels(),
                   Dv = Channels();
     const auto of_token = [&] { return Chance(0.5) ? dtype_ : wide; };
