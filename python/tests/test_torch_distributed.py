@@ -28,7 +28,7 @@ def run(check, ranks, folder):
     outputs = []
     try:
         for process in processes:
-            outputs.append(process.communicate(timeout=500)[0])
+            outputs.append(process.communicate(timeout=250 * max(ranks, 2))[0])  # more ranks share the cores
     finally:
         for process in processes:
             process.kill()
