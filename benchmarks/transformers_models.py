@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # Whole models of Transformers with heed and without: prefill, a training step, greedy tokens.
 """A Llama-like model (8 layers, width 512, 1024 tokens) and a Mistral-like one (window 512, 8192 tokens), once with
-attn_implementation="heed" and once with "sdpa"; recurrent and hybrid models (4 layers, width 512, 1024 tokens), once
-accelerated and once as they are. Random weights in float32: the same logits and losses first, then times in turns.
-Peak memory is that of a process of its own for each side.
+attn_implementation="heed" and once with "sdpa"; recurrent and hybrid models and DeepSeek-V4 (4 layers, width 512, 1024
+tokens), once accelerated and once as they are. Random weights in float32: the same logits and losses first, then times
+in turns. Peak memory is that of a process of its own for each side.
 
 Usage: transformers_models.py [FILTER] [--threads 2] [--rounds 3] [--json]
 """
@@ -29,7 +29,8 @@ MAMBA2 = dict(mamba_n_heads=16, mamba_d_head=64, mamba_d_state=128, mamba_n_grou
 GDN = dict(HYBRID, linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=64, linear_value_head_dim=64,
            layer_types=["linear_attention"] * 3 + ["full_attention"])
 
-# Classes and options of their configurations. One layer of four is attention in a hybrid, all have both in Falcon-H1.
+# Models that accelerate() knows: classes and options of their configurations. One layer of four is attention in a
+# hybrid, all have both in Falcon-H1.
 RECURRENCES = {
     "mamba": ("MambaForCausalLM", RECURRENT),
     "mamba2": ("Mamba2ForCausalLM", dict(RECURRENT, num_heads=16, head_dim=64, n_groups=1)),
@@ -49,6 +50,11 @@ RECURRENCES = {
         HYBRID, layer_types=["linear_attention"] * 3 + ["full_attention"], num_local_experts=2,
         num_experts_per_tok=1)),
     "lfm2": ("Lfm2ForCausalLM", dict(HYBRID, layer_types=["conv"] * 3 + ["full_attention"])),
+    "deepseek_v4": ("DeepseekV4ForCausalLM", dict(
+        RECURRENT, num_attention_heads=16, head_dim=64, q_lora_rank=256, o_groups=2, o_lora_rank=128,
+        layer_types=["compressed_sparse_attention", "heavily_compressed_attention"] * 2, index_n_heads=8,
+        index_head_dim=32, index_topk=64, moe_intermediate_size=352, n_routed_experts=4, num_experts_per_tok=2,
+        hc_mult=2)),
 }
 FAMILIES = {
     "llama": ("LlamaForCausalLM", SIZES),
@@ -76,7 +82,7 @@ def make(family, with_heed, length):
     config = model_class.config_class(**sizes, **({"max_position_embeddings": 2 * length} if attention else {}))
     model = model_class(config)
     if attention:
-        model.set_attn_implementation("heed" if with_heed else "sdpa")
+        model.set_attn_implementation("heed" if with_heed else "sdpa" if model._supports_sdpa else "eager")
     if with_heed and family in RECURRENCES:
         model.acceleration = heed.transformers.accelerate(model, strict=True)
     return model, torch.randint(3, sizes["vocab_size"], (1, length))

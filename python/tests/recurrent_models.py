@@ -1,4 +1,4 @@
-# Tiny random models of Transformers whose layers are recurrences: nothing is downloaded.
+# Tiny random models of Transformers whose layers accelerate() replaces: nothing is downloaded.
 """Each family is a class of model and the options of its configuration, and which of heed's functions run in it."""
 
 from __future__ import annotations
@@ -78,6 +78,13 @@ FAMILIES = {
     "qwen3_5_moe": Family("Qwen3_5MoeForCausalLM", {
         **HYBRID, **GDN, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
         "shared_expert_intermediate_size": 16}, DELTA),
+    "deepseek_v4": Family("DeepseekV4ForCausalLM", {
+        **SIZES, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 16, "q_lora_rank": 12, "o_groups": 2,
+        "o_lora_rank": 8, "sliding_window": 6, "index_n_heads": 3, "index_head_dim": 8, "index_topk": 3,
+        "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+        "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "hc_mult": 2,
+        "max_position_embeddings": 128}, ("compressed_attention",)),
 }
 # Names of the number of taps in configurations.
 TAPS = ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim", "conv_L_cache")

@@ -218,7 +218,8 @@ def accelerate(
     training.
 
     Mamba, Mamba-2, gated DeltaNet, Kimi Linear, RWKV, xLSTM, RecurrentGemma, lightning attention and whatever other
-    model has layers that call the same functions; the attention of Longformer, LED, BigBird and BigBird-Pegasus.
+    model has layers that call the same functions; the attention of Longformer, LED, BigBird and BigBird-Pegasus, and
+    that of DeepSeek-V4 to compressed keys.
     Weights stay where they are, the model's own caches are used, and nothing but this instance changes, until `undo()`
     of what is returned: a report that names each call that was replaced and each that could not be, with the reason.
     Calls that heed does not compute for what they are given (tensors on another device, say) run as before, and the
@@ -259,7 +260,7 @@ def accelerate(
     changes: list[Change] = []
     for path, layer in model.named_modules():
         known = methods.get(type(layer).__name__)
-        if known is not None and type(layer).__module__.startswith("transformers."):
+        if known is not None and type(layer).__module__.startswith("transformers.") and known.takes(layer):
             changes += _change_method(report, path, layer, known)
         else:
             changes += _change_functions(report, path, layer)

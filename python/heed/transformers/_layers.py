@@ -8,11 +8,12 @@ rows, results and states are here.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import heed.torch
 from heed.torch.nn._layer import unit
@@ -36,6 +37,7 @@ class Method(NamedTuple):
     by: str
     note: str = ""  # for the report
     divides: bool = False  # as of functions
+    takes: Callable[[nn.Module], bool] = lambda layer: True  # the layers of this class that it is for
 
 
 def refuses(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
@@ -229,6 +231,56 @@ def _lightning(self, hidden_states, position_embeddings, attention_mask, past_ke
     return self.out_proj(o), state
 
 
+def _sees_more_than_windows(attention_mask: Tensor | None, rows: int, window: int) -> bool:
+    """Returns whether the mask of the last `rows` tokens is another than that each sees `window` tokens up to itself."""
+    if attention_mask is None:  # all keys, of which a cache holds no more than a window before the first row
+        return rows > 1
+    keep = attention_mask if attention_mask.dtype is torch.bool else attention_mask == 0
+    keys = keep.shape[-1]
+    before = torch.arange(keys - rows, keys)[:, None] - torch.arange(keys)
+    return not bool((keep == ((before >= 0) & (before < window))).all())
+
+
+def _deepseek_v4(self, hidden_states, position_embeddings, position_ids, attention_mask, past_key_values=None,
+                 **options):
+    """DeepseekV4Attention.forward: windows and compressed keys in one softmax, which no mask describes."""
+    from heed.transformers._attention import _wants_weights
+
+    rows = hidden_states.shape[1]
+    start = 0 if past_key_values is None else past_key_values.get_seq_length(self.layer_idx)
+    if _wants_weights(options):
+        return Declined("attention weights are wanted, expected outputs alone")
+    if self.training and self.attention_dropout:
+        return Declined(f"attention_dropout is {self.attention_dropout}, expected 0 in training")
+    if not bool((position_ids == torch.arange(start, start + rows)).all()):
+        return Declined("positions do not count the tokens of a row, as where one has padding")
+    if _sees_more_than_windows(attention_mask, rows, self.sliding_window):
+        return Declined("the mask is not that of the layer's windows, as where a row has padding")
+    rotated = sys.modules[type(self).__module__].apply_rotary_pos_emb
+    cos, sin = position_embeddings[self.rope_layer_type]
+    q_residual = self.q_a_norm(self.q_a_proj(hidden_states))
+    q = self.q_b_norm(self.q_b_proj(q_residual).unflatten(-1, (-1, self.head_dim)))
+    q = rotated(q, cos, sin, unsqueeze_dim=2)
+    kv = rotated(self.kv_norm(self.kv_proj(hidden_states))[:, None], cos, sin)
+    if past_key_values is not None:
+        kv = past_key_values.update(kv, kv, self.layer_idx)[0]
+    chosen: list[Tensor] = []
+    indexer = getattr(self.compressor, "indexer", None)
+    hook = indexer and indexer.register_forward_hook(lambda module, inputs, keys: chosen.append(keys))
+    try:
+        compressed = self.compressor(hidden_states, q_residual, position_ids, past_key_values, self.layer_idx)[0]
+    finally:
+        if hook is not None:
+            hook.remove()
+    kv, compressed = kv.transpose(1, 2), compressed.transpose(1, 2)
+    o = heed.torch.compressed_attention(
+        q, kv, kv, compressed, compressed, ratio=self.compressor.compress_rate, window=self.sliding_window,
+        chosen=chosen[0] if chosen else None, sinks=self.sinks, start=start, scale=self.scaling,
+    )
+    o = rotated(o, cos, -sin, unsqueeze_dim=2)
+    return self.o_b_proj(self.o_a_proj(o.flatten(2).unflatten(2, (self.config.o_groups, -1))).flatten(2)), None
+
+
 FUNCTIONS = {
     "causal_conv1d_fn": Function(_causal_conv1d, "causal_conv1d", divides=True),
     "causal_conv1d_update": Function(_causal_conv1d_step, "causal_conv1d_step"),
@@ -257,4 +309,6 @@ METHODS = {
     "xLSTMBackend": Method("forward", _mlstm, "mlstm"),
     "RecurrentGemmaRglru": Method("forward", _rg_lru, "rg_lru"),
     "MiniMaxLightningAttention": Method("forward", _lightning, "lightning", divides=True),
+    "DeepseekV4Attention": Method("forward", _deepseek_v4, "compressed_attention",
+                                  takes=lambda layer: layer.compressor is not None),
 }
