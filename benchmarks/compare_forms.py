@@ -17,7 +17,7 @@ import turns
 from form_peers import PLAIN
 
 TOLERANCE = 1e-4  # relative, of sums over thousands of tokens in float32, on both sides
-SPAN, LAYERS, RATIO, WINDOW = 256, 8, 4, 128
+SPAN, LAYERS, WIDTH, RATIO, WINDOW = 256, 16, 1024, 4, 128
 HEADS, CHANNELS = 4, 64
 
 
@@ -45,7 +45,7 @@ def problems(torch, tokens):
     compressed = normal(2, 1, tokens // RATIO, heads, channels)
     return {
         "relative_bias": ("attention", (q, k, v), {"causal": True, "relative_bias": 0.1 * normal(heads, SPAN)}),
-        "attention_residual": ("attention_residual", (normal(channels), normal(LAYERS, tokens, channels)), {}),
+        "attention_residual": ("attention_residual", (normal(WIDTH), normal(LAYERS, tokens, WIDTH)), {}),
         "compressed_attention": ("compressed_attention", (q, k, v, *compressed), {"ratio": RATIO, "window": WINDOW}),
         "mamba3": ("mamba3", (*(x[:, :, None] for x in (q, k, v)), step * rates, step, normal(*per_token),
                               uniform(*per_token, channels // 2)), {}),

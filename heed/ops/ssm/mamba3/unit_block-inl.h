@@ -164,7 +164,9 @@ class UnitBlock {
       using S = decltype(stored);
       for (int64_t t = 0; t < n_; ++t) {
         if (t + kAhead < n_) {
-          PrefetchRows<S>(e_.in.v, t + kAhead);
+          if (reads) PrefetchRows<S>(e_.in.q, t + kAhead, key_head_, e_.K);
+          PrefetchRows<S>(e_.in.k, t + kAhead, key_head_, e_.K);
+          PrefetchRows<S>(e_.in.v, t + kAhead, u_.head, e_.V);
           const void* theta = e_.in.theta.data();
           const int64_t at = OffsetOf(e_.in.theta, u_, Token(t + kAhead));
           const auto size = static_cast<int64_t>(SizeOf(e_.in.theta.dtype()));
@@ -198,7 +200,7 @@ class UnitBlock {
       using S = decltype(stored);
       for (int64_t t = 0; t < n_; ++t) {
         const T gamma = OfToken(e_.gamma)[t], beta = OfToken(e_.beta)[t];
-        if (t + kAhead < n_) PrefetchRows<S>(e_.o, t + kAhead);
+        if (t + kAhead < n_) PrefetchRows<S>(e_.o, t + kAhead, u_.head, e_.V);
         for (int64_t r = 0; r < e_.R; ++r) {
           S* to = RowOf<S>(e_.o, u_, Token(t), r, u_.head);
           const T *from = ValueRow(e_.o_rows, t, r), *dots = Dots(t) + r * e_.R;
@@ -219,7 +221,7 @@ class UnitBlock {
     hs::WithStorage<T>(e_.in.q.dtype(), [&](auto stored) HWY_ATTR {
       using S = decltype(stored);
       for (int64_t t = 0; t < n_; ++t) {
-        if (t + kAhead < n_) PrefetchRows<S>(e_.d_o, t + kAhead);
+        if (t + kAhead < n_) PrefetchRows<S>(e_.d_o, t + kAhead, u_.head, e_.V);
         for (int64_t r = 0; r < e_.R; ++r) {
           const S* from = RowOf<S>(e_.d_o, u_, Token(t), r, u_.head);
           T* to = ValueRow(e_.d_o_rows, t, r);
@@ -293,6 +295,7 @@ class UnitBlock {
       hs::WithStorage<T>(to.dtype(), [&](auto stored) HWY_ATTR {
         using S = decltype(stored);
         for (int64_t t = 0; t < n_; ++t) {
+          if (last && t + kAhead < n_) PrefetchRows<S>(to, t + kAhead, key_head_, e_.K);
           for (int64_t r = 0; r < e_.R; ++r) {
             T* kept = first && last ? nullptr : As<T>(sums) + ((first_ + t) * e_.R + r) * e_.key_row;
             S* row = RowOf<S>(to, u_, Token(t), r, key_head_);
@@ -330,8 +333,8 @@ class UnitBlock {
   T* Rotation(int64_t t) const { return As<T>(e_.rotation) + (unit_ * kBlock + t) * 4 * e_.angle_row; }
 
   template <class S>
-  HWY_INLINE void PrefetchRows(const ConstTensorView& of, int64_t t) const {
-    for (int64_t r = 0; r < e_.R; ++r) PrefetchRow(RowOf<S>(of, u_, Token(t), r, u_.head), e_.V);
+  HWY_INLINE void PrefetchRows(const ConstTensorView& of, int64_t t, int64_t head, int64_t size) const {
+    for (int64_t r = 0; r < e_.R; ++r) PrefetchRow(RowOf<S>(of, u_, Token(t), r, head), size);
   }
 
   // delta of the tokens; gamma, beta, weights and log decays of the rows.
@@ -426,7 +429,7 @@ class UnitBlock {
     auto of_weight = hn::Zero(d_);
     hs::WithStorage<T>(e_.in.q.dtype(), [&](auto stored) HWY_ATTR {
       using S = decltype(stored);
-      if (t >= kAhead && e_.gradients.v.present()) PrefetchRows<S>(e_.gradients.v, t - kAhead);
+      if (t >= kAhead && e_.gradients.v.present()) PrefetchRows<S>(e_.gradients.v, t - kAhead, u_.head, e_.V);
       for (int64_t r = 0; r < e_.R; ++r) {
         const T *dv = ValueRow(e_.dv, t, r), *v = ValueRow(e_.v, t, r);
         S* to = e_.gradients.v.present() ? RowOf<S>(e_.gradients.v, u_, Token(t), r, u_.head) : nullptr;
