@@ -85,6 +85,18 @@ def test_padding(name):
 
 
 @torch.no_grad()
+def test_padding_beside_compressed_keys_is_declined():
+    model, x = build("deepseek_v4"), tokens()
+    mask = torch.ones_like(x)
+    mask[1, 9:] = 0
+    before = model(x, attention_mask=mask).logits
+    report = accelerate(model, strict=True)
+    assert torch.equal(model(x, attention_mask=mask).logits, before)
+    assert {entry.layer for entry in report.declined} == {"model.layers.1.self_attn", "model.layers.2.self_attn"}
+    assert all("padding" in entry.reason for entry in report.declined)
+
+
+@torch.no_grad()
 def test_padding_of_lightning_attention_may_be_nan():
     model = build("minimax")
     accelerate(model, strict=True)

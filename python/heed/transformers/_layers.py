@@ -232,7 +232,7 @@ def _lightning(self, hidden_states, position_embeddings, attention_mask, past_ke
 
 
 def _sees_more_than_windows(attention_mask: Tensor | None, rows: int, window: int) -> bool:
-    """Returns whether the mask of the last `rows` tokens is another than that each sees `window` tokens up to itself."""
+    """Returns whether the last `rows` tokens see anything else than the `window` tokens up to themselves."""
     if attention_mask is None:  # all keys, of which a cache holds no more than a window before the first row
         return rows > 1
     keep = attention_mask if attention_mask.dtype is torch.bool else attention_mask == 0
