@@ -30,6 +30,7 @@ std::vector<NamedTensor> MechanismCall::Outputs(bool batched) const {
 int64_t MechanismCall::StateBytes() const {
   int64_t bytes = 0;
   for (size_t i = 1; i < outputs_.size(); ++i) {
+    if (!call_.outputs[i].name.starts_with("state")) continue;
     const TensorView& view = outputs_[i].view();
     bytes += view.num_elements() * static_cast<int64_t>(SizeOf(view.dtype()));
   }

@@ -149,6 +149,16 @@ nb::object NewGradients(const char* operation, const nb::object& type, std::span
   return NewNamedTuple(type, nb::tuple(arrays));
 }
 
+// Returns what heed.explain says of a call whose arrays may be shapes, by the operation's Explain.
+template <class Call, class F>
+nb::dict Explained(const char* operation, int num_threads, const Call& call, F&& explain) {
+  const Context& ctx = ThreadContext(num_threads);
+  decltype(explain(ctx, call.in, call.options)) x;
+  Compute(operation, [&] { x = explain(ctx, call.in, call.options); });
+  return Described(x.kernel, x.target, x.why, x.flops, x.bytes, x.workspace_bytes, x.visited_pairs, false,
+                   call.arrays.copied());
+}
+
 // Reads a call of PyTorch's operator, all of whose arguments are given by position, and calls compute(ctx, call).
 template <class Call, class F>
 void RunForTorch(Caller caller, const char* operation, std::span<const Keyword<Call>> words, const nb::args& args,

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string_view>
 
 #include "heed/advise/candidates_internal.h"
 #include "heed/advise/divided.h"
@@ -46,6 +47,9 @@ bool TakesGroup(const std::string& mechanism) {
   return false;
 }
 
+// A state that is the number of the tokens so far is the only one of integers.
+bool CountsTokens(const OutputSpec& spec) { return spec.dtype == DType::kI64; }
+
 bool IsState(const OutputSpec& spec) { return spec.name.starts_with("state"); }
 
 // Outputs of a call, with their memory.
@@ -70,13 +74,15 @@ class Mechanism : public Candidate {
     is_softmax = op.family == "sparse";
     options = "default";
     for (const auto& [name, tensor] : given) given_[name] = {tensor.sizes().begin(), tensor.sizes().end()};
-    std::string arguments;
+    std::string arguments, keywords;
     for (const InputSpec& spec : op.inputs) {
-      if (spec.optional && !given.contains(spec.name)) continue;
-      arguments += (arguments.empty() ? "" : ", ") + spec.name;
+      if (!spec.optional) arguments += (arguments.empty() ? "" : ", ") + spec.name;
+      if (spec.optional && given.contains(spec.name)) keywords += ", " + spec.name + "=" + spec.name;
     }
-    python = "heed." + op.name + "(" + arguments + op.keywords + ")";
-    if (purpose_ == Purpose::kDecode) python = "heed." + op.name + "_step(" + arguments + ", state)";
+    python = "heed." + op.name + "(" + arguments + keywords + op.keywords + ")";
+    if (purpose_ != Purpose::kDecode) return;
+    if (StatesCountTokens(question.sizes)) keywords += ", positions=positions";
+    python = "heed." + op.name + "_step(" + arguments + ", state" + keywords + ")";
   }
 
   bool PlansCausal(const Sizes& sizes) const {
@@ -153,6 +159,16 @@ class Mechanism : public Candidate {
     return s;
   }
 
+  // True if a step needs the number of tokens before it.
+  bool StatesCountTokens(const Sizes& sizes) const {
+    try {
+      const Context ctx(1);
+      return std::ranges::any_of(CallOf(ctx, ShapesOf(sizes).tensors).outputs, CountsTokens);
+    } catch (const InvalidArgument&) {
+      return false;  // there is no such call
+    }
+  }
+
   TensorCall CallOf(const Context& ctx, const TensorMap& tensors) const {
     const OpEntry::CallOn& call = purpose_ == Purpose::kPrefill    ? op_.call
                                   : purpose_ == Purpose::kTraining ? op_.train
@@ -171,11 +187,13 @@ class Mechanism : public Candidate {
     for (const InputSpec& spec : op_.inputs) {
       const auto found = given_.find(spec.name);
       if (spec.optional && found == given_.end()) continue;
-      std::map<char, int64_t> letters = AssumedAxes(s);
+      std::map<char, int64_t> letters = AssumedAxes(sizes);
+      letters['T'] = s.Tk;
       if (found != given_.end()) {  // other sizes than those of the problem
         for (size_t axis = 0; axis < spec.axes.size(); ++axis) {
           const char letter = spec.axes[axis];
-          if (letter != 'B' && letter != 'T' && letter != 'C') letters[letter] = found->second[axis];
+          // The number of levels follows from that of tokens.
+          if (std::string_view("BTCL").find(letter) == std::string_view::npos) letters[letter] = found->second[axis];
         }
       }
       std::vector<int64_t> shape;
@@ -232,9 +250,12 @@ class Mechanism : public Candidate {
     };
     const TensorCall last = CallOf(ctx, TokensOf(tensors, T - 1, T));
     const Buffer again(dtype, {in.q.size(0), 1, in.q.size(2), in.v.size(3)}, Placement::kAligned);
-    call.stages.emplace_back([states, again, run = last.run](Context& run_ctx) {
+    call.stages.emplace_back([states, again, T, run = last.run](Context& run_ctx) {
       std::vector<TensorView> views = states->views;
       views[0] = again.view();
+      for (const TensorView& view : views) {  // it is the last token again
+        if (view.dtype() == DType::kI64) std::fill_n(view.as<int64_t>(), view.num_elements(), T - 1);
+      }
       run(run_ctx, views);
     });
     return call;

@@ -17,10 +17,12 @@ Buffer Made(const std::string& name, DType dtype, const std::vector<int64_t>& si
     }
   };
   const double root = std::sqrt(static_cast<double>(sizes.back()));
-  if (name == "k" || name == "a" || name == "b" || name == "p") {
+  if (name == "k" || name == "a" || name == "b" || name == "p" || name == "w") {
     change([&](double x) { return x / root; });
   } else if (name.starts_with("log_decay")) {
     change([](double x) { return -0.03 * std::abs(x); });
+  } else if (name == "lamb") {
+    change([](double x) { return 0.5 + std::abs(x); });
   } else if (name != "q" && name != "r" && name != "v") {
     change([](double x) { return std::abs(x); });
   }

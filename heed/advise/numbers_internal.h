@@ -12,7 +12,8 @@
 namespace heed::advise {
 
 // Inputs of mechanisms at one size and in one dtype: generated on first use, and shared by all that have a tensor of
-// that name and shape. Keys are short, so that delta rules stay finite, decays are weak, factors are between 0 and 1.
+// that name and shape. Keys are short, so that delta rules stay finite, decays are weak, factors are between 0 and 1,
+// and regularisations are larger than 0.5.
 class Numbers {
  public:
   Numbers(const Sizes& sizes, DType dtype) : sizes_(sizes), dtype_(dtype) {}

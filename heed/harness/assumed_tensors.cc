@@ -2,6 +2,7 @@
 #include "heed/harness/assumed_tensors.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -32,11 +33,11 @@ void FillMeans(const Buffer& x) {
 void Fill(Context& ctx, const std::string& name, const Buffer& x) {
   if (name == "e" || name == "f") return FillMeans(x);
   if (name == "projection") return OrthogonalFeatures(ctx, kSeed, {}, x.view());
-  const bool decays = name == "log_decay";
+  const bool decays = name == "log_decay", scales = name == "level_scales";
   Random random(kSeed, decays ? 0 : 1);
   for (int64_t i = 0; i < x.view().num_elements(); ++i) {
     const double normal = random.Normal();
-    x.as<double>()[i] = decays ? LogSigmoid(normal) / 16 : normal;
+    x.as<double>()[i] = decays ? LogSigmoid(normal) / 16 : scales ? -LogSigmoid(-normal) : normal;
   }
 }
 
@@ -61,6 +62,7 @@ ConstTensorView Assume(Context& ctx, const InputSpec& spec, NamedTensors& set) {
 
 std::string WhatIsAssumed(const std::string& name) {
   if (name == "log_decay") return "drawn from log sigmoid(N(0, 1)) / 16, where gates of GLA begin";
+  if (name == "level_scales") return "drawn from softplus(N(0, 1))";
   if (name == "u") return "drawn from N(0, 1)";
   if (name == "e" || name == "f") return "means of four tokens, of more where these are over 1024";
   if (name == "projection") return "orthogonal random features, four per channel";
@@ -68,8 +70,17 @@ std::string WhatIsAssumed(const std::string& name) {
 }
 
 std::map<char, int64_t> AssumedAxes(const Sizes& s) {
-  return {{'B', s.B},  {'T', s.Tk}, {'H', s.Hq},    {'G', s.Hkv}, {'K', s.D},
-          {'V', s.Dv}, {'C', s.Tk}, {'M', 4 * s.D}, {'E', 3},     {'R', std::clamp<int64_t>((s.Tk + 3) / 4, 1, 256)}};
+  return {{'B', s.B},
+          {'T', s.Tk},
+          {'H', s.Hq},
+          {'G', s.Hkv},
+          {'K', s.D},
+          {'V', s.Dv},
+          {'C', s.Tk},
+          {'M', 4 * s.D},
+          {'E', 3},
+          {'R', std::clamp<int64_t>((s.Tk + 3) / 4, 1, 256)},
+          {'L', s.Tk < 2 ? 1 : std::bit_width(static_cast<uint64_t>(s.Tk - 1)) + 1}};
 }
 
 bool TakesQkv(const OpEntry& op) {

@@ -18,7 +18,8 @@ namespace heed {
 std::string WhatIsAssumed(const std::string& name);
 
 // The size of each letter of an InputSpec's axes beside q, k and v of these sizes: Linformer's rows R are a quarter of
-// the tokens and at most 256, Performer's features M are four per channel, and nsa has three branches E.
+// the tokens and at most 256, Performer's features M are four per channel, nsa has three branches E, and log-linear
+// attention as many levels L as the tokens need.
 std::map<char, int64_t> AssumedAxes(const Sizes& sizes);
 
 // True if a mechanism takes queries, keys and values: q or RWKV's r, k and v.

@@ -240,19 +240,21 @@ def test_compare_has_a_row_for_each_mechanism_or_says_why_not():
     compare = document("compare", SHIPPED, "--dtype", "f32")
     rows, skipped = compare["rows"], {x["mechanism"]: x["reason"] for x in compare["skipped"]}
     state = {row["mechanism"]: row["state_bytes"] for row in rows}
-    # have no command but list, verify and bench
-    others = {"attention_residual", "deltaformer", "log_linear_attention", "mesa", "path_attention", "titans",
-              "ttt_linear", "wall_attention"}
-    assert set(state) | set(skipped) == {op["name"] for op in document("list")} - others
+    assert set(state) | set(skipped) == {op["name"] for op in document("list")}
     assert not set(state) & set(skipped)
     assert set(SUFFICE) >= {"linear_attention", "based", "retention"} and set(SUFFICE) <= set(state)
     assert {"linformer", "performer", "gla", "simple_gla", "rwkv5", "rwkv6"} <= set(state)
+    assert {"deltaformer", "log_linear_attention", "wall_attention"} <= set(state)
     assert skipped["ssd"] == "no x, dt, A, B and C, expected beside q, k and v"
     assert skipped["hgrn2"] == "no log_decay and i, expected beside q, k and v"
+    assert skipped["mesa"] == "no beta and lamb, expected beside q, k and v"
+    assert skipped["attention_residual"] == "no residuals and query, expected beside q, k and v"
     exact = next(row for row in rows if row["options"].get("causal") and row["mechanism"] == "attention")
     assert exact["state_bytes"] == 371 * 12 * (32 + 32) * 4
     assert (state["linear_attention"] == 12 * (32 * 32 + 32) * 4
             and state["retention"] == state["gla"] == 12 * 32 * 32 * 4)
+    # a state for each of ten levels, and the number of tokens
+    assert state["log_linear_attention"] == 12 * 10 * 32 * 32 * 4 + 8
 
 
 def test_compare_says_what_it_assumed(tmp_path):
@@ -263,7 +265,7 @@ def test_compare_says_what_it_assumed(tmp_path):
     assert assumed["gla"] == ["log_decay"] and assumed["rwkv6"] == ["log_decay",
                                                                     "u"] and assumed["linformer"] == ["e", "f"]
     assert assumed["performer"] == ["projection"] and assumed["attention"] == assumed["retention"] == []
-    assert set(bare["assumed"]) == {"log_decay", "u", "e", "f", "projection"}
+    assert set(bare["assumed"]) == {"log_decay", "u", "e", "f", "projection", "level_scales"}
     text = program("compare", tmp_path / "x.safetensors", "--all").stdout
     assert "assumed, as the file has none: e, f: means of four tokens" in text
     assert re.search(r"^gla +causal, assumed ", text, re.M)

@@ -1,6 +1,7 @@
 # heed.explain: the kernel that would run and its cost, from shapes or arrays.
 import json
 
+import forms
 import numpy as np
 import pytest
 import scans
@@ -126,6 +127,9 @@ def recurrent_calls():
     yield "causal_conv1d", {"x": x, "weight": np.zeros((3, 4), np.float32)}
     q, e = np.zeros((2, 6, 4, 8), np.float32), np.zeros((3, 6), np.float32)
     yield "linformer", {"q": q, "k": q, "v": q, "e": e, "f": e}
+    for name in forms.NAMES:
+        if name != "attention_residual":  # has no lengths
+            yield name, forms.arrays(name, np.float32, T=6)
 
 
 @pytest.mark.parametrize(("name", "given"), [pytest.param(*call, id=call[0]) for call in recurrent_calls()])

@@ -1,4 +1,4 @@
-// Cases of operations with one state: titles, tolerances, random layouts.
+// Cases of operations that no table describes: titles, tolerances, random layouts.
 #include "heed/harness/mechanism/state_case.h"
 
 #include <cmath>
@@ -11,6 +11,10 @@ void CopyElements(const ConstTensorView& from, const TensorView& to) {
   Shape index(static_cast<size_t>(from.rank()));
   do SetElement(to, index, GetElement(from, index));
   while (NextIndex(from.sizes(), index));
+}
+
+void AddToken(const TensorView& positions) {
+  for (int64_t i = 0; i < positions.num_elements(); ++i) ++positions.as<int64_t>()[i];
 }
 
 Case DescribedCase(const std::string& op, const std::string& pass, const NamedViews& arguments,
@@ -53,6 +57,18 @@ void FillDecays(const Buffer& buffer, uint64_t seed, double mean, double cuts) {
     const double x = mean * std::log(1 - random.Uniform(0, 1));
     return random.Chance(cuts) ? -std::numeric_limits<double>::infinity() : x;
   });
+}
+
+void FillUniform(const Buffer& buffer, uint64_t seed, double low, double high) {
+  FillEach(buffer, seed, [low, high](Random& random) { return random.Uniform(low, high); });
+}
+
+void FillScaled(const Buffer& buffer, uint64_t seed, double scale) {
+  FillEach(buffer, seed, [scale](Random& random) { return scale * random.Normal(); });
+}
+
+void FillRows(const Buffer& buffer, uint64_t seed) {
+  FillScaled(buffer, seed, 1 / std::sqrt(static_cast<double>(buffer.view().sizes().back())));
 }
 
 Buffer RandomArguments::Layout(DType dtype, const Shape& sizes, bool rows) {

@@ -12,9 +12,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <utility>
-#include <vector>
 
+#include "heed/core/carver.h"
 #include "heed/ops/delta/common/test_time_training-inl.h"
 #include "hwy/highway.h"
 
@@ -216,26 +217,34 @@ HWY_NOINLINE void StoreRows(D d, const Call& call, const Gradients& out, bool qu
 
 // The gradients of weight and bias, sums over sequences in order.
 struct NormSums {
-  std::vector<double> dw, dc;  // [N, H, K]
+  double *dw, *dc;  // [N, H, K]
+  int64_t bytes;
 
-  explicit NormSums(const Call& call) : dw(call.sequences.size() * static_cast<size_t>(call.H * call.K)), dc(dw) {}
+  // With a null base only `bytes` is set.
+  NormSums(const Call& call, void* base) {
+    const int64_t count = std::ssize(call.sequences) * call.H * call.K;
+    Carver carver(base);
+    for (double** sums : {&dw, &dc}) {
+      carver.Next(*sums, count);
+      if (base != nullptr) std::fill_n(*sums, count, 0.0);
+    }
+    bytes = carver.bytes();
+  }
 
   template <class T>
   void Add(int64_t n, int64_t h, const Call& call, const Chunk<T>& c) {
     const int64_t first = (n * call.H + h) * call.K;
     for (int64_t j = 0; j < c.K; ++j) {
-      dw[static_cast<size_t>(first + j)] += static_cast<double>(c.dw[j]);
-      dc[static_cast<size_t>(first + j)] += static_cast<double>(c.dc[j]);
+      dw[first + j] += static_cast<double>(c.dw[j]);
+      dc[first + j] += static_cast<double>(c.dc[j]);
     }
   }
 
   void Store(const Call& call, const TensorView& dweight, const TensorView& dbias) const {
-    for (const auto& [to, of_sequences] : {std::pair{&dweight, &dw}, {&dbias, &dc}}) {
+    for (const auto& [to, of_sequences] : {std::pair{&dweight, dw}, {&dbias, dc}}) {
       for (int64_t i = 0; i < call.H * call.K && to->present(); ++i) {
         double sum = 0;
-        for (size_t n = 0; n < call.sequences.size(); ++n) {
-          sum += (*of_sequences)[n * static_cast<size_t>(call.H * call.K) + static_cast<size_t>(i)];
-        }
+        for (int64_t n = 0; n < std::ssize(call.sequences); ++n) sum += of_sequences[n * call.H * call.K + i];
         StoreDouble(to->dtype(), to->data(), i / call.K * to->stride(0) + i % call.K * to->stride(1), sum);
       }
     }

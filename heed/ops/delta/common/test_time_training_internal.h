@@ -10,6 +10,7 @@
 
 #include "heed/core/tensor.h"
 #include "heed/mechanism/check_internal.h"
+#include "heed/mechanism/plan_internal.h"
 #include "heed/mechanism/tokens_internal.h"
 
 namespace heed::test_time_training {
@@ -25,16 +26,18 @@ inline DType DTypeOf(const TensorView& t, DType dtype, bool wide) {
   return wide && t.dtype() == DType::kF64 ? DType::kF64 : dtype;
 }
 
-// Check arguments and write what they say to `call`. All throw InvalidArgument.
-void CheckRows(const char* op, const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
+// Check arguments and write what they say to `call`. Without `data`, pointers may be null. All throw InvalidArgument.
+void CheckRows(const char* op, const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v, bool data,
                Call& call);
 void CheckOptions(const char* op, int64_t mini_batch, double eps, double scale, Call& call);
 
 // A tensor in the dtype of q, or f32, or f64 for f64.
-void CheckFactor(const char* op, const char* name, const ConstTensorView& t, const mechanism::Axes& shape, DType dtype);
+void CheckFactor(const char* op, const char* name, const ConstTensorView& t, const mechanism::Axes& shape, DType dtype,
+                 bool data);
 
-// The place in its mini-batch of the first token of each sequence; `call` has its sequences.
-void CheckPositions(const char* op, const ConstTensorView& positions, bool with_state, Call& call);
+// The place in its mini-batch of the first token of each sequence; `call` has its sequences. Positions without data
+// count as 0.
+void CheckPositions(const char* op, const ConstTensorView& positions, bool with_state, bool data, Call& call);
 
 }  // namespace heed::test_time_training
 

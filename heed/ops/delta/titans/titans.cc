@@ -1,11 +1,13 @@
 // Titans' linear memory: the checks of a call, and its tokens outside sequences.
 #include "heed/ops/delta/titans/titans.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <tuple>
 #include <utility>
 
+#include "heed/core/dispatch.h"
 #include "heed/core/os.h"
 #include "heed/mechanism/check_internal.h"
 #include "heed/mechanism/tokens_internal.h"
@@ -24,22 +26,23 @@ using test_time_training::DTypeOf;
 Axes StateShape(const Call& call) { return {static_cast<int64_t>(call.sequences.size()), call.H, 3, call.K, call.K}; }
 
 // Checks the inputs and options, and adds them to `apart`. The state before the first token is called `state_name`.
+// Without `data`, pointers may be null.
 Call CheckedInputs(const char* op, const Inputs& in, const Options& options, mechanism::Apart& apart,
-                   const char* state_name = "initial_state") {
+                   const char* state_name = "initial_state", bool data = true) {
   Call call;
-  test_time_training::CheckRows(op, in.q, in.k, in.v, call);
+  test_time_training::CheckRows(op, in.q, in.k, in.v, data, call);
   const DType dtype = in.q.dtype();
-  CheckFactor(op, "weight", in.weight, {call.H, call.K}, dtype);
-  CheckFactor(op, "bias", in.bias, {call.H, call.K}, dtype);
+  CheckFactor(op, "weight", in.weight, {call.H, call.K}, dtype, data);
+  CheckFactor(op, "bias", in.bias, {call.H, call.K}, dtype, data);
   for (const auto& [name, view] : {std::pair{"theta", in.theta}, {"alpha", in.alpha}, {"eta", in.eta}}) {
-    CheckFactor(op, name, view, {call.B, call.T, call.H}, dtype);
+    CheckFactor(op, name, view, {call.B, call.T, call.H}, dtype, data);
   }
   test_time_training::CheckOptions(op, options.mini_batch, options.eps, options.scale, call);
-  call.sequences = mechanism::RangesOf(op, "q", in.q, options);
+  call.sequences = mechanism::RangesOf(op, "q", in.q, options, 1, data);
   if (in.initial_state.present()) {
-    CheckTensor(op, state_name, in.initial_state, StateShape(call), mechanism::StateDType(dtype), true);
+    CheckTensor(op, state_name, in.initial_state, StateShape(call), mechanism::StateDType(dtype), data);
   }
-  test_time_training::CheckPositions(op, options.positions, in.initial_state.present(), call);
+  test_time_training::CheckPositions(op, options.positions, in.initial_state.present(), data, call);
   for (const auto& [name, view] : {std::pair{"q", in.q},
                                    {"k", in.k},
                                    {"v", in.v},
@@ -56,6 +59,12 @@ Call CheckedInputs(const char* op, const Inputs& in, const Options& options, mec
     apart.Reads(name, view);
   }
   return call;
+}
+
+// Checks a call that is only planned.
+Call Planned(const char* op, const Inputs& in, const Options& options) {
+  mechanism::Apart apart;
+  return CheckedInputs(op, in, options, apart, "initial_state", false);
 }
 
 }  // namespace
@@ -156,6 +165,33 @@ void Step(Context& ctx, const StepInputs& in, const Options& options, const Tens
   const TensorView with_token(o.data(), o.dtype(), {o.size(0), 1, o.size(1), o.size(2)},
                               {o.stride(0), 0, o.stride(1), o.stride(2)});
   ComputeForward(ctx, call, token, {with_token, state});
+}
+
+int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
+  return ForwardMemory(ctx, Planned("titans::Workspace", in, options), in.q.dtype()).bytes(ctx);
+}
+
+int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
+  return BackwardMemory(ctx, Planned("titans::BackwardWorkspace", in, options), in.q.dtype()).bytes(ctx);
+}
+
+Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
+  const Call call = Planned("titans::Explain", in, options);
+  const auto K = static_cast<double>(call.K), pairs = static_cast<double>(2 * std::min<int64_t>(call.mini_batch, 16)),
+             tokens = static_cast<double>(call.H * mechanism::NumTokens(call.sequences));
+  Explanation e;
+  e.kernel = "titans_chunks";
+  e.target = TargetName(ctx.allowed_targets());
+  e.why = "chunks of up to 16 tokens of a mini-batch, which multiply by its memory, the momentum and each other";
+  // Products with A, M and S, those that change M and S, and the pairs of a chunk.
+  e.flops = tokens * (10 * K * K + pairs * 2 * K);
+  e.bytes = mechanism::Bytes(in.v);  // of o
+  for (const ConstTensorView* t :
+       {&in.q, &in.k, &in.v, &in.weight, &in.bias, &in.theta, &in.alpha, &in.eta, &in.initial_state}) {
+    e.bytes += mechanism::Bytes(*t);
+  }
+  e.workspace_bytes = ForwardMemory(ctx, call, in.q.dtype()).bytes(ctx);
+  return e;
 }
 
 }  // namespace heed::titans

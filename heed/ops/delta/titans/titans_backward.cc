@@ -183,14 +183,23 @@ HWY_INLINE void BackwardHead(const Call& call, const BackwardInputs& in, const G
   StorePart(out.dinitial_state, c, n, h, 2, c.dA);
 }
 
+mechanism::Reservation BackwardMemoryImpl(const Call& call, DType dtype) {
+  const Kept kept = KeptBy(call);
+  mechanism::Reservation memory;
+  memory.shared = NormSums(call, nullptr).bytes;
+  WithTypes(dtype, [&](auto computed, auto) HWY_ATTR {
+    memory.per_thread = Buffers<decltype(computed)>(call, nullptr, true, kept.states, kept.tokens).bytes;
+  });
+  return memory;
+}
+
 void BackwardImpl(Context& ctx, const Call& call, const BackwardInputs& in, const Gradients& out) {
-  NormSums sums(call);
+  BackwardMemoryImpl(call, in.q.dtype()).Make(ctx);
+  NormSums sums(call, ctx.Shared());
   WithTypes(in.q.dtype(), [&](auto computed, auto stored) HWY_ATTR {
     using T = decltype(computed);
     using Stored = decltype(stored);
     const Kept kept = KeptBy(call);
-    const Buffers<T> sizes(call, nullptr, true, kept.states, kept.tokens);
-    ctx.ReserveScratch(sizes.bytes);
     ctx.ParallelFor(static_cast<int64_t>(call.sequences.size()) * call.H, [&](int64_t task, int worker) HWY_ATTR {
       Buffers<T> chunk(call, ctx.Scratch(worker), true, kept.states, kept.tokens);
       BackwardHead<T, Stored>(call, in, out, task / call.H, task % call.H, sums, chunk);
@@ -207,9 +216,13 @@ HWY_AFTER_NAMESPACE();
 namespace heed::titans {
 
 HWY_EXPORT(BackwardImpl);
+HWY_EXPORT(BackwardMemoryImpl);
 
 void ComputeBackward(Context& ctx, const Call& call, const BackwardInputs& in, const Gradients& out) {
   HWY_DISPATCH_TABLE(BackwardImpl)[TargetIndex(ctx.allowed_targets())](ctx, call, in, out);
+}
+mechanism::Reservation BackwardMemory(const Context& ctx, const Call& call, DType dtype) {
+  return HWY_DISPATCH_TABLE(BackwardMemoryImpl)[TargetIndex(ctx.allowed_targets())](call, dtype);
 }
 
 }  // namespace heed::titans

@@ -58,12 +58,18 @@ HWY_INLINE void ForwardHead(const Call& call, const Inputs& in, const Outputs& o
   StorePart(out.final_state, c, n, h, 2, c.A);
 }
 
+mechanism::Reservation ForwardMemoryImpl(const Call& call, DType dtype) {
+  mechanism::Reservation memory;
+  WithTypes(dtype, [&](auto computed, auto)
+                       HWY_ATTR { memory.per_thread = Buffers<decltype(computed)>(call, nullptr, false, 0, 0).bytes; });
+  return memory;
+}
+
 void ForwardImpl(Context& ctx, const Call& call, const Inputs& in, const Outputs& out) {
+  ForwardMemoryImpl(call, in.q.dtype()).Make(ctx);
   WithTypes(in.q.dtype(), [&](auto computed, auto stored) HWY_ATTR {
     using T = decltype(computed);
     using Stored = decltype(stored);
-    const Buffers<T> sizes(call, nullptr, false, 0, 0);
-    ctx.ReserveScratch(sizes.bytes);
     ctx.ParallelFor(static_cast<int64_t>(call.sequences.size()) * call.H, [&](int64_t task, int worker) HWY_ATTR {
       Buffers<T> chunk(call, ctx.Scratch(worker), false, 0, 0);
       ForwardHead<T, Stored>(call, in, out, task / call.H, task % call.H, chunk);
@@ -79,9 +85,13 @@ HWY_AFTER_NAMESPACE();
 namespace heed::titans {
 
 HWY_EXPORT(ForwardImpl);
+HWY_EXPORT(ForwardMemoryImpl);
 
 void ComputeForward(Context& ctx, const Call& call, const Inputs& in, const Outputs& out) {
   HWY_DISPATCH_TABLE(ForwardImpl)[TargetIndex(ctx.allowed_targets())](ctx, call, in, out);
+}
+mechanism::Reservation ForwardMemory(const Context& ctx, const Call& call, DType dtype) {
+  return HWY_DISPATCH_TABLE(ForwardMemoryImpl)[TargetIndex(ctx.allowed_targets())](call, dtype);
 }
 
 }  // namespace heed::titans

@@ -62,9 +62,9 @@ constexpr Word kTorchIncoming[] = {
     {"the gradient of the state", true, &ReadTensor<Call, &BackwardInputs::d_final_state>}};
 
 // Reads a call; what determines the shapes of results is present afterwards, with its rank.
-void ReadCall(const char* op, const Words& words, size_t num_positional, int rank, const nb::args& args,
-              const nb::kwargs& kwargs, Call& call) {
-  Read<Call>(op, words, num_positional, args.ptr(), kwargs.ptr(), call);
+void ReadCall(const char* op, const Words& words, size_t num_positional, int rank, PyObject* args, PyObject* kwargs,
+              Call& call) {
+  Read<Call>(op, words, num_positional, args, kwargs, call);
   const std::string tokens = rank == 4 ? "T, " : "";
   for (const auto& [name, x, axes] :
        {std::tuple{"q", call.in.q, "H, K]"}, {"k", call.in.k, "H, K]"}, {"v", call.in.v, "H, V]"}}) {
@@ -80,10 +80,14 @@ void ReadCall(const char* op, const Words& words, size_t num_positional, int ran
   }
 }
 
-nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
+const Words& ForwardWords() {
   static const Words words = Joined<Call>({kRequired, kOptions, kInitialState, kTokens, kReturns, kThreads});
+  return words;
+}
+
+nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
   Call call;
-  ReadCall(kOp, words, 8, 4, args, kwargs, call);
+  ReadCall(kOp, ForwardWords(), 8, 4, args.ptr(), kwargs.ptr(), call);
   const BackwardInputs& in = call.in;
   const DType wide = in.q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
   NewArray o(kOp, in.q.dtype(), in.q.sizes());
@@ -104,7 +108,7 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
   static const Words words =
       Joined<Call>({kGradientOfO, kRequired, kOptions, kInitialState, kTokens, kGradientOfState, kThreads});
   Call call;
-  ReadCall(kBackwardOp, words, 9, 4, args, kwargs, call);
+  ReadCall(kBackwardOp, words, 9, 4, args.ptr(), kwargs.ptr(), call);
   if (!call.in.d_o.present()) FailMissing(kBackwardOp, "do");
   return NewGradients<Call>(kBackwardOp, type, kTensors, call,
                             [&](Context& ctx) { Backward(ctx, call.in, call.options, call.gradients); });
@@ -113,7 +117,7 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
 nb::object RunStep(const nb::args& args, const nb::kwargs& kwargs) {
   static const Words words = Joined<Call>({kRequired, kState, kOptions, kThreads});
   Call call;
-  ReadCall(kStepOp, words, 9, 3, args, kwargs, call);
+  ReadCall(kStepOp, words, 9, 3, args.ptr(), kwargs.ptr(), call);
   if (!call.state.present()) FailMissing(kStepOp, "state");
   NewArray o(kStepOp, call.in.q.dtype(), call.in.q.sizes());
   Context& ctx = ThreadContext(call.num_threads);
@@ -132,6 +136,13 @@ void RunTorchBackward(const nb::args& args) {
       Joined<Call>({kTorchIncoming, kRequired, kGradients, kOptions, kInitialState, kTokens, kThreads});
   RunForTorch<Call>(Caller::kTorch, kBackwardOp, words, args,
                     [](Context& ctx, Call& call) { Backward(ctx, call.in, call.options, call.gradients); });
+}
+
+nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
+  Call call;
+  call.arrays.AllowShapes(dtype);
+  ReadCall(kOp, ForwardWords(), 8, 4, nullptr, kwargs, call);
+  return Explained(kOp, num_threads, call, &Explain);
 }
 
 constexpr char kInPython[] = R"(
@@ -234,6 +245,7 @@ void Bind(nb::module_& m) {
         Docstring(doc::kStep, step, {kSaid, doc::kTitansFields}, kStepInPython).c_str());
   m.def("_torch_titans", &RunTorch);
   m.def("_torch_titans_backward", &RunTorchBackward);
+  RegisterExplain(kOp, &RunExplain);
 }
 
 }  // namespace heed::titans

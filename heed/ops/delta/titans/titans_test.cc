@@ -13,6 +13,7 @@
 
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
+#include "heed/harness/reserved_bytes.h"
 #include "heed/harness/mechanism/state_case.h"
 
 namespace heed::titans {
@@ -229,6 +230,56 @@ TEST(TitansTest, EqualTokensAndZerosHaveFiniteResults) {
     Backward(ctx, in, {}, {.dk = f.o.view()});
     for (const double x : Elements(f.o.view())) EXPECT_TRUE(std::isfinite(x));
   }
+}
+
+TEST(TitansTest, WorkspaceIsWhatThePassesReserve) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    const Fixture f(200, dtype);
+    const Buffer positions = Positions(5), gradient(dtype, {2, 200, 2, 12}), of_weight(dtype, {2, 12});
+    Options options;
+    for (const int64_t position : {0, 5}) {  // inside a mini-batch
+      if (position > 0) options.positions = positions.view();
+      BackwardInputs in;
+      static_cast<Inputs&>(in) = f.inputs();
+      in.d_o = f.v.view();
+      for (const int threads : {1, 3}) {
+        Context forward(threads), backward(threads);
+        Forward(forward, f.inputs(), options, f.outputs());
+        EXPECT_EQ(ReservedBytes(forward), Workspace(forward, f.inputs(), options));
+        EXPECT_EQ(ReservedBytes(forward), Explain(forward, f.inputs(), options).workspace_bytes);
+        Backward(backward, in, options, {.dk = gradient.view(), .dweight = of_weight.view()});
+        EXPECT_EQ(ReservedBytes(backward), BackwardWorkspace(backward, f.inputs(), options));
+      }
+    }
+  }
+}
+
+TEST(TitansTest, ExplainNeedsShapesAlone) {
+  const Context ctx(1);
+  const auto shape = [](std::initializer_list<int64_t> sizes, DType dtype = DType::kF32) {
+    return ConstTensorView(nullptr, dtype, sizes);
+  };
+  Inputs in = {.q = shape({2, 200, 2, 12}),
+               .k = shape({2, 200, 2, 12}),
+               .v = shape({2, 200, 2, 12}),
+               .weight = shape({2, 12}),
+               .bias = shape({2, 12}),
+               .theta = shape({2, 200, 2}),
+               .alpha = shape({2, 200, 2}),
+               .eta = shape({2, 200, 2})};
+  Options options;
+  const Explanation e = Explain(ctx, in, options);
+  EXPECT_EQ(e.kernel, "titans_chunks");
+  EXPECT_EQ(e.flops, 2 * 2 * 200 * (10 * 12 * 12 + 32 * 24));
+  EXPECT_EQ(e.bytes, 4 * (2 * 200 * 2 * (4 * 12 + 3) + 2 * 2 * 12));
+  options.positions = shape({2}, DType::kI32);  // without numbers, 0
+  EXPECT_EQ(Explain(ctx, in, options).workspace_bytes, e.workspace_bytes);
+  options.mini_batch = 0;
+  EXPECT_THAT([&] { Explain(ctx, in, options); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("titans::Explain: mini_batch is 0, expected at least 1")));
+  in.eta = shape({2, 199, 2});
+  EXPECT_THAT([&] { BackwardWorkspace(ctx, in, {}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("titans::BackwardWorkspace: eta has shape [2,199,2]")));
 }
 
 TEST(TitansTest, ErrorsNameTheArgumentAndWriteNothing) {

@@ -1,11 +1,13 @@
 // TTT-Linear: the checks of a call, and its tokens outside sequences.
 #include "heed/ops/delta/ttt_linear/ttt_linear.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <tuple>
 #include <utility>
 
+#include "heed/core/dispatch.h"
 #include "heed/core/os.h"
 #include "heed/mechanism/check_internal.h"
 #include "heed/mechanism/tokens_internal.h"
@@ -26,25 +28,26 @@ Axes StateShape(const Call& call) {
 }
 
 // Checks the inputs and options, and adds them to `apart`. The state before the first token is called `state_name`.
+// Without `data`, pointers may be null.
 Call CheckedInputs(const char* op, const Inputs& in, const Options& options, mechanism::Apart& apart,
-                   const char* state_name = "initial_state") {
+                   const char* state_name = "initial_state", bool data = true) {
   Call call;
-  test_time_training::CheckRows(op, in.q, in.k, in.v, call);
+  test_time_training::CheckRows(op, in.q, in.k, in.v, data, call);
   const DType dtype = in.q.dtype();
-  CheckFactor(op, "weight", in.weight, {call.H, call.K}, dtype);
-  CheckFactor(op, "bias", in.bias, {call.H, call.K}, dtype);
-  CheckFactor(op, "eta", in.eta, {call.B, call.T, call.H}, dtype);
-  if (in.lr.present()) CheckFactor(op, "lr", in.lr, {call.B, call.T, call.H}, dtype);
+  CheckFactor(op, "weight", in.weight, {call.H, call.K}, dtype, data);
+  CheckFactor(op, "bias", in.bias, {call.H, call.K}, dtype, data);
+  CheckFactor(op, "eta", in.eta, {call.B, call.T, call.H}, dtype, data);
+  if (in.lr.present()) CheckFactor(op, "lr", in.lr, {call.B, call.T, call.H}, dtype, data);
   test_time_training::CheckOptions(op, options.mini_batch, options.eps, options.scale, call);
   if (options.residual != Residual::kQuery && options.residual != Residual::kOutput) {
     Fail(op, "residual", "is " + std::to_string(static_cast<int>(options.residual)), "kQuery or kOutput");
   }
   call.query_residual = options.residual == Residual::kQuery;
-  call.sequences = mechanism::RangesOf(op, "q", in.q, options);
+  call.sequences = mechanism::RangesOf(op, "q", in.q, options, 1, data);
   if (in.initial_state.present()) {
-    CheckTensor(op, state_name, in.initial_state, StateShape(call), mechanism::StateDType(dtype), true);
+    CheckTensor(op, state_name, in.initial_state, StateShape(call), mechanism::StateDType(dtype), data);
   }
-  test_time_training::CheckPositions(op, options.positions, in.initial_state.present(), call);
+  test_time_training::CheckPositions(op, options.positions, in.initial_state.present(), data, call);
   for (const auto& [name, view] : {std::pair{"q", in.q},
                                    {"k", in.k},
                                    {"v", in.v},
@@ -60,6 +63,12 @@ Call CheckedInputs(const char* op, const Inputs& in, const Options& options, mec
     apart.Reads(name, view);
   }
   return call;
+}
+
+// Checks a call that is only planned.
+Call Planned(const char* op, const Inputs& in, const Options& options) {
+  mechanism::Apart apart;
+  return CheckedInputs(op, in, options, apart, "initial_state", false);
 }
 
 }  // namespace
@@ -158,6 +167,33 @@ void Step(Context& ctx, const StepInputs& in, const Options& options, const Tens
   const TensorView with_token(o.data(), o.dtype(), {o.size(0), 1, o.size(1), o.size(2)},
                               {o.stride(0), 0, o.stride(1), o.stride(2)});
   ComputeForward(ctx, call, token, {with_token, state});
+}
+
+int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
+  return ForwardMemory(ctx, Planned("ttt_linear::Workspace", in, options), in.q.dtype()).bytes(ctx);
+}
+
+int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
+  return BackwardMemory(ctx, Planned("ttt_linear::BackwardWorkspace", in, options), in.q.dtype()).bytes(ctx);
+}
+
+Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
+  const Call call = Planned("ttt_linear::Explain", in, options);
+  const auto K = static_cast<double>(call.K), pairs = static_cast<double>(2 * std::min<int64_t>(call.mini_batch, 16)),
+             tokens = static_cast<double>(call.H * mechanism::NumTokens(call.sequences));
+  Explanation e;
+  e.kernel = "ttt_linear_chunks";
+  e.target = TargetName(ctx.allowed_targets());
+  e.why = "chunks of up to 16 tokens of a mini-batch, which multiply by its W and by each other";
+  // Three products with W, and the pairs of a chunk.
+  const double products = call.mini_batch > 16 ? 4 : 3;
+  e.flops = tokens * (products * 2 * K * (K + 1) + pairs * (2 * K + 1));
+  e.bytes = mechanism::Bytes(in.v);  // of o
+  for (const ConstTensorView* t : {&in.q, &in.k, &in.v, &in.weight, &in.bias, &in.eta, &in.lr, &in.initial_state}) {
+    e.bytes += mechanism::Bytes(*t);
+  }
+  e.workspace_bytes = ForwardMemory(ctx, call, in.q.dtype()).bytes(ctx);
+  return e;
 }
 
 }  // namespace heed::ttt_linear

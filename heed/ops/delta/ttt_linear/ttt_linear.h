@@ -28,6 +28,7 @@
 #include "heed/core/context.h"
 #include "heed/core/export.h"
 #include "heed/core/tensor.h"
+#include "heed/mechanism/structs.h"
 
 namespace heed::ttt_linear {
 
@@ -114,6 +115,16 @@ using StepInputs = Inputs;
 // state.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const TensorView& state,
                    const TensorView& o);
+
+// Bytes that the passes reserve in `ctx`, for all threads together. BackwardWorkspace is that of all gradients.
+HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
+
+using mechanism::Explanation;
+
+// Describes what Forward would do. Data pointers may be null where only shapes are known; positions without data count
+// as 0.
+HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::ttt_linear
 

@@ -21,41 +21,28 @@ namespace {
 
 using mechanism::Shape;
 using mechanism::Views;
-using Problem = mechanism::StateProblem<BackwardInputs, Options>;
+using Form = mechanism::Form<Inputs, BackwardInputs, Options, Outputs, Gradients>;
+using Problem = Form::Problem;
 
 constexpr mechanism::DifferentiableInput<BackwardInputs, Gradients> kInputs[] = {
-    {"q", &BackwardInputs::q, &Gradients::dq},
-    {"k", &BackwardInputs::k, &Gradients::dk},
-    {"v", &BackwardInputs::v, &Gradients::dv},
-    {"weight", &BackwardInputs::weight, &Gradients::dweight},
-    {"bias", &BackwardInputs::bias, &Gradients::dbias},
-    {"eta", &BackwardInputs::eta, &Gradients::deta},
-    {"lr", &BackwardInputs::lr, &Gradients::dlr},
-    {"initial_state", &BackwardInputs::initial_state, &Gradients::dinitial_state}};
+    {"q", "BTHK", &BackwardInputs::q, &Gradients::dq},
+    {"k", "BTHK", &BackwardInputs::k, &Gradients::dk},
+    {"v", "BTHV", &BackwardInputs::v, &Gradients::dv},
+    {"weight", "HV", &BackwardInputs::weight, &Gradients::dweight, false, true},
+    {"bias", "HV", &BackwardInputs::bias, &Gradients::dbias, false, true},
+    {"eta", "BTH", &BackwardInputs::eta, &Gradients::deta, false, true},
+    {"lr", "BTH", &BackwardInputs::lr, &Gradients::dlr, true, true},
+    {"initial_state", "", &BackwardInputs::initial_state, &Gradients::dinitial_state}};
 
-void Describe(Problem& p) {
-  mechanism::DescribeOutputs(kInputs, {p.in.q.size(2), 2, p.in.q.size(3) + 1, p.in.q.size(3)}, p);
+Shape ShapeOfState(const Problem& p) {
+  const int64_t K = p.in.q.size(3);
+  return {mechanism::NumSequences(p), p.in.q.size(2), 2, K + 1, K};
 }
+constexpr mechanism::Result<BackwardInputs, Options, Outputs> kResults[] = {
+    {"o", &Outputs::o, &mechanism::ShapeOfRows<Problem>},
+    {"state", &Outputs::final_state, &ShapeOfState, nullptr, true}};
 
-Gradients ToGradients(const Problem& p, Views views) { return mechanism::GradientsOf<Gradients>(p, kInputs, views); }
-Outputs ToOutputs(const Problem& p, Views views) {
-  return {p.pass == "step" ? mechanism::WithToken(views[0]) : views[0], views[1]};
-}
-
-void Run(const Problem& p, Context& ctx, Views views) {
-  if (p.pass == "backward") return Backward(ctx, p.in, p.options, ToGradients(p, views));
-  if (p.pass == "forward") return Forward(ctx, p.in, p.options, ToOutputs(p, views));
-  mechanism::CopyElements(p.in.initial_state, views[1]);
-  StepInputs token;
-  token.q = mechanism::WithoutToken(p.in.q);
-  token.k = mechanism::WithoutToken(p.in.k);
-  token.v = mechanism::WithoutToken(p.in.v);
-  token.weight = p.in.weight;
-  token.bias = p.in.bias;
-  token.eta = mechanism::WithoutToken(p.in.eta);
-  token.lr = mechanism::WithoutToken(p.in.lr);
-  Step(ctx, token, p.options, views[1], views[0]);
-}
+constexpr Form kForm = {"ttt_linear", kInputs, kResults, &Forward, &Backward, &Explain, &BackwardWorkspace, &Step};
 
 // The running error of the reference bounds the kernel's: sums count in any order, and differences by the magnitudes of
 // both sides. The kernel reads W and the tokens of a chunk where the reference reads W_t, in terms of the same
@@ -63,15 +50,15 @@ void Run(const Problem& p, Context& ctx, Views views) {
 void RunReference(const Problem& p, Views expected, Views tolerance) {
   const bool backward = p.pass == "backward";
   if (backward) {
-    BackwardReference(p.in, p.options, ToGradients(p, expected));
+    BackwardReference(p.in, p.options, mechanism::GradientsOf(kForm, p, expected));
   } else {
-    Reference(p.in, p.options, ToOutputs(p, expected));
+    Reference(p.in, p.options, mechanism::OutputsOf(kForm, p, expected));
   }
   if (tolerance.empty()) return;
   if (backward) {
-    BackwardReferenceBounds(p.in, p.options, ToGradients(p, tolerance));
+    BackwardReferenceBounds(p.in, p.options, mechanism::GradientsOf(kForm, p, tolerance));
   } else {
-    ReferenceBounds(p.in, p.options, ToOutputs(p, tolerance));
+    ReferenceBounds(p.in, p.options, mechanism::OutputsOf(kForm, p, tolerance));
   }
   const double u = p.in.q.dtype() == DType::kF64 ? 0x1p-53 : 0x1p-24;
   mechanism::AllowErrors(p.in.q.dtype(), 2 * u, p.outputs, expected, tolerance);
@@ -79,41 +66,23 @@ void RunReference(const Problem& p, Views expected, Views tolerance) {
 
 Case ToCase(const Problem& problem) {
   const auto p = std::make_shared<const Problem>(problem);
-  Case c = mechanism::CaseOf("ttt_linear", *p, kInputs, {{"positions", p->options.positions}});
+  Case c = mechanism::CaseOf(kForm, p);
   c.title += " mini_batch=" + std::to_string(p->options.mini_batch) + " eps=" + std::to_string(p->options.eps) +
              " scale=" + std::to_string(p->options.scale) +
              (p->options.residual == Residual::kQuery ? " residual=query " : " residual=output ") + p->note;
-  c.run = [p](Context& ctx, Views views) { Run(*p, ctx, views); };
   c.reference = [p](Views expected, Views tolerance) { RunReference(*p, expected, tolerance); };
-  if (p->pass == "forward") {
-    c.timed = [p](Context& ctx, Views views) { Forward(ctx, p->in, p->options, {views[0], {}}); };
+  if (p->pass == "step") {
+    const double K = static_cast<double>(p->in.q.size(3));
+    c.flops = static_cast<double>(p->in.q.size(0) * p->in.q.size(2)) * 8 * K * (K + 1);
+  } else {  // the backward pass makes the states again
+    c.flops = (p->pass == "forward" ? 1 : 3) * Explain(Context(1), p->in, p->options).flops;
   }
-  // Three products with W, and the pairs of a chunk; the backward pass makes the states again.
-  const double K = static_cast<double>(p->in.q.size(3));
-  const double tokens = static_cast<double>(p->in.q.size(0) * p->in.q.size(1) * p->in.q.size(2));
-  const double pairs = 2 * static_cast<double>(std::min<int64_t>(p->options.mini_batch, 16));
-  const double products = p->options.mini_batch > 16 ? 4 : 3;
-  const double forward = tokens * (products * 2 * K * (K + 1) + pairs * (2 * K + 1));
-  c.flops = p->pass == "step" ? tokens * 8 * K * (K + 1) : p->pass == "forward" ? forward : 3 * forward;
   return c;
-}
-
-void FillUniform(const Buffer& buffer, uint64_t seed, double low, double high) {
-  mechanism::FillEach(buffer, seed, [low, high](Random& random) { return random.Uniform(low, high); });
-}
-void FillScaled(const Buffer& buffer, uint64_t seed, double scale) {
-  mechanism::FillEach(buffer, seed, [scale](Random& random) { return scale * random.Normal(); });
-}
-// Rows of a length of about 1.
-void FillRows(const Buffer& buffer, uint64_t seed) {
-  FillScaled(buffer, seed, 1 / std::sqrt(static_cast<double>(buffer.view().sizes().back())));
 }
 
 Case MakeCase(const CaseRequest& request) {
   const Sizes& s = request.sizes;
-  if (request.pass != "forward" && request.pass != "backward" && request.pass != "step") {
-    throw InvalidArgument("ttt_linear: pass is " + request.pass + ", expected forward, backward or step");
-  }
+  mechanism::CheckPass(kForm, request);
   Problem p;
   p.pass = request.pass;
   p.note = request.variant;
@@ -126,13 +95,13 @@ Case MakeCase(const CaseRequest& request) {
     return ConstTensorView(p.Keep(buffer));
   };
   const auto uniform = [](double low, double high) {
-    return [low, high](const Buffer& buffer, uint64_t of) { FillUniform(buffer, of, low, high); };
+    return [low, high](const Buffer& buffer, uint64_t of) { mechanism::FillUniform(buffer, of, low, high); };
   };
   const auto scaled = [](double scale) {
-    return [scale](const Buffer& buffer, uint64_t of) { FillScaled(buffer, of, scale); };
+    return [scale](const Buffer& buffer, uint64_t of) { mechanism::FillScaled(buffer, of, scale); };
   };
-  p.in.q = tensor(dtype, {s.B, T, s.Hq, s.D}, FillRows);
-  p.in.k = tensor(dtype, {s.B, T, s.Hq, s.D}, FillRows);
+  p.in.q = tensor(dtype, {s.B, T, s.Hq, s.D}, mechanism::FillRows);
+  p.in.k = tensor(dtype, {s.B, T, s.Hq, s.D}, mechanism::FillRows);
   p.in.v = tensor(dtype, {s.B, T, s.Hq, s.D}, scaled(1));
   p.in.weight = tensor(dtype, {s.Hq, s.D}, uniform(0.5, 1.5));
   p.in.bias = tensor(dtype, {s.Hq, s.D}, scaled(0.1));
@@ -145,7 +114,7 @@ Case MakeCase(const CaseRequest& request) {
   }
   if (mechanism::Words(request.variant).Has("long_batches")) p.options.mini_batch = 64;
   if (request.pass == "backward") p.in.d_o = tensor(dtype, {s.B, T, s.Hq, s.D}, scaled(1));
-  Describe(p);
+  mechanism::DescribeOutputs(kForm, p);
   return ToCase(p);
 }
 
@@ -165,12 +134,12 @@ class Maker : mechanism::RandomArguments {
     const auto of_token = [&] { return Chance(0.5) ? dtype_ : wide; };
     const auto rows = [&] {
       const Buffer buffer = Layout(dtype_, {B, T, H, K}, true);
-      FillRows(buffer, ++seed_);
+      mechanism::FillRows(buffer, ++seed_);
       return ConstTensorView(p_.Keep(buffer));
     };
     const auto uniform = [&](const Shape& sizes, double low, double high) {
       const Buffer buffer = Layout(of_token(), sizes, false);
-      FillUniform(buffer, ++seed_, low, high);
+      mechanism::FillUniform(buffer, ++seed_, low, high);
       return ConstTensorView(p_.Keep(buffer));
     };
     p_.in.q = rows();
@@ -201,14 +170,14 @@ class Maker : mechanism::RandomArguments {
       p_.in.d_o = Tensor(dtype_, {B, T, H, K}, true, loss);
       if (Chance(0.5)) p_.in.d_final_state = Tensor(wide, {N, H, 2, K + 1, K}, false, loss);
     }
-    Describe(p_);
+    mechanism::DescribeOutputs(kForm, p_);
     return ToCase(p_);
   }
 
  private:
   ConstTensorView Tensor(DType dtype, const Shape& sizes, bool rows, double scale) {
     const Buffer buffer = Layout(dtype, sizes, rows);
-    FillScaled(buffer, ++seed_, scale);
+    mechanism::FillScaled(buffer, ++seed_, scale);
     return p_.Keep(buffer);
   }
 
@@ -219,16 +188,14 @@ class Maker : mechanism::RandomArguments {
 }  // namespace
 
 OpEntry Entry() {
-  return {.name = "ttt_linear",
-          .family = "delta",
-          .passes = {"forward", "backward", "step"},
-          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = {"long_batches"},
-          .flops = "(6 D + 32) (2 D + 1) / 2 per token and head, backward 3 times this",
-          .bytes = "B Tq Hq (4 D + 1) size",
-          .state = "B Hq 2 D (D + 1) 4",
-          .make_case = &MakeCase,
-          .random_case = [](DType dtype, uint64_t seed) { return Maker(dtype, seed).Make(); }};
+  return mechanism::WithVerbs({.family = "delta",
+                               .variants = {"long_batches"},
+                               .flops = "(6 D + 32) (2 D + 1) / 2 per token and head, backward 3 times this",
+                               .bytes = "B Tq Hq (4 D + 1) size",
+                               .state = "B Hq 2 D (D + 1) 4",
+                               .make_case = &MakeCase,
+                               .random_case = [](DType dtype, uint64_t seed) { return Maker(dtype, seed).Make(); }},
+                              kForm);
 }
 
 }  // namespace heed::ttt_linear

@@ -21,6 +21,10 @@ Call CheckBackward(const char* op, const BackwardInputs& in, const Options& opti
 void ComputeForward(Context& ctx, const Call& call, const Inputs& in, const Outputs& out);
 void ComputeBackward(Context& ctx, const Call& call, const BackwardInputs& in, const Gradients& out);
 
+// The memory that these reserve for tensors of this dtype.
+mechanism::Reservation ForwardMemory(const Context& ctx, const Call& call, DType dtype);
+mechanism::Reservation BackwardMemory(const Context& ctx, const Call& call, DType dtype);
+
 // Bounds of the rounding errors of each result per unit of relative error of an operation: a running error analysis of
 // the references.
 void ReferenceBounds(const Inputs& in, const Options& options, const Outputs& out);

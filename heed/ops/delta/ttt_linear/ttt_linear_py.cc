@@ -66,9 +66,9 @@ constexpr Word kTorchIncoming[] = {
     {"the gradient of the state", true, &ReadTensor<Call, &BackwardInputs::d_final_state>}};
 
 // Reads a call; what determines the shapes of results is present afterwards, with its rank.
-void ReadCall(const char* op, const Words& words, size_t num_positional, int rank, const nb::args& args,
-              const nb::kwargs& kwargs, Call& call) {
-  Read<Call>(op, words, num_positional, args.ptr(), kwargs.ptr(), call);
+void ReadCall(const char* op, const Words& words, size_t num_positional, int rank, PyObject* args, PyObject* kwargs,
+              Call& call) {
+  Read<Call>(op, words, num_positional, args, kwargs, call);
   const std::string tokens = rank == 4 ? "T, " : "";
   for (const auto& [name, x, axes] :
        {std::tuple{"q", call.in.q, "H, K]"}, {"k", call.in.k, "H, K]"}, {"v", call.in.v, "H, V]"}}) {
@@ -80,10 +80,14 @@ void ReadCall(const char* op, const Words& words, size_t num_positional, int ran
   }
 }
 
-nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
+const Words& ForwardWords() {
   static const Words words = Joined<Call>({kRequired, kLr, kOptions, kInitialState, kTokens, kReturns, kThreads});
+  return words;
+}
+
+nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
   Call call;
-  ReadCall(kOp, words, 6, 4, args, kwargs, call);
+  ReadCall(kOp, ForwardWords(), 6, 4, args.ptr(), kwargs.ptr(), call);
   const BackwardInputs& in = call.in;
   const DType wide = in.q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
   NewArray o(kOp, in.q.dtype(), in.q.sizes());
@@ -105,7 +109,7 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
   static const Words words =
       Joined<Call>({kGradientOfO, kRequired, kLr, kOptions, kInitialState, kTokens, kGradientOfState, kThreads});
   Call call;
-  ReadCall(kBackwardOp, words, 7, 4, args, kwargs, call);
+  ReadCall(kBackwardOp, words, 7, 4, args.ptr(), kwargs.ptr(), call);
   if (!call.in.d_o.present()) FailMissing(kBackwardOp, "do");
   return NewGradients<Call>(kBackwardOp, type, kTensors, call,
                             [&](Context& ctx) { Backward(ctx, call.in, call.options, call.gradients); });
@@ -114,7 +118,7 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
 nb::object RunStep(const nb::args& args, const nb::kwargs& kwargs) {
   static const Words words = Joined<Call>({kRequired, kState, kLr, kOptions, kThreads});
   Call call;
-  ReadCall(kStepOp, words, 7, 3, args, kwargs, call);
+  ReadCall(kStepOp, words, 7, 3, args.ptr(), kwargs.ptr(), call);
   if (!call.state.present()) FailMissing(kStepOp, "state");
   NewArray o(kStepOp, call.in.q.dtype(), call.in.q.sizes());
   Context& ctx = ThreadContext(call.num_threads);
@@ -133,6 +137,13 @@ void RunTorchBackward(const nb::args& args) {
       Joined<Call>({kTorchIncoming, kRequired, kGradients, kLr, kOptions, kInitialState, kTokens, kThreads});
   RunForTorch<Call>(Caller::kTorch, kBackwardOp, words, args,
                     [](Context& ctx, Call& call) { Backward(ctx, call.in, call.options, call.gradients); });
+}
+
+nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
+  Call call;
+  call.arrays.AllowShapes(dtype);
+  ReadCall(kOp, ForwardWords(), 6, 4, nullptr, kwargs, call);
+  return Explained(kOp, num_threads, call, &Explain);
 }
 
 constexpr char kInPython[] = R"(
@@ -232,6 +243,7 @@ void Bind(nb::module_& m) {
         Docstring(doc::kStep, step, {kSaid, doc::kTttLinearFields}, kStepInPython).c_str());
   m.def("_torch_ttt_linear", &RunTorch);
   m.def("_torch_ttt_linear_backward", &RunTorchBackward);
+  RegisterExplain(kOp, &RunExplain);
 }
 
 }  // namespace heed::ttt_linear

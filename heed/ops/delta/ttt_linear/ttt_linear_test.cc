@@ -13,6 +13,7 @@
 
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
+#include "heed/harness/reserved_bytes.h"
 
 namespace heed::ttt_linear {
 namespace {
@@ -215,6 +216,54 @@ TEST(TttLinearTest, EqualTokensAndZerosHaveFiniteResults) {
     Backward(ctx, in, {}, {.dk = f.o.view()});
     for (const double x : Elements(f.o.view())) EXPECT_TRUE(std::isfinite(x));
   }
+}
+
+TEST(TttLinearTest, WorkspaceIsWhatThePassesReserve) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    const Fixture f(200, dtype);
+    const Buffer positions = Positions(5), gradient(dtype, {2, 200, 2, 12}), of_weight(dtype, {2, 12});
+    Options options;
+    for (const int64_t position : {0, 5}) {  // inside a mini-batch
+      if (position > 0) options.positions = positions.view();
+      BackwardInputs in;
+      static_cast<Inputs&>(in) = f.inputs();
+      in.d_o = f.v.view();
+      for (const int threads : {1, 3}) {
+        Context forward(threads), backward(threads);
+        Forward(forward, f.inputs(), options, f.outputs());
+        EXPECT_EQ(ReservedBytes(forward), Workspace(forward, f.inputs(), options));
+        EXPECT_EQ(ReservedBytes(forward), Explain(forward, f.inputs(), options).workspace_bytes);
+        Backward(backward, in, options, {.dk = gradient.view(), .dweight = of_weight.view()});
+        EXPECT_EQ(ReservedBytes(backward), BackwardWorkspace(backward, f.inputs(), options));
+      }
+    }
+  }
+}
+
+TEST(TttLinearTest, ExplainNeedsShapesAlone) {
+  const Context ctx(1);
+  const auto shape = [](std::initializer_list<int64_t> sizes, DType dtype = DType::kF32) {
+    return ConstTensorView(nullptr, dtype, sizes);
+  };
+  Inputs in = {.q = shape({2, 200, 2, 12}),
+               .k = shape({2, 200, 2, 12}),
+               .v = shape({2, 200, 2, 12}),
+               .weight = shape({2, 12}),
+               .bias = shape({2, 12}),
+               .eta = shape({2, 200, 2})};
+  Options options;
+  const Explanation e = Explain(ctx, in, options);
+  EXPECT_EQ(e.kernel, "ttt_linear_chunks");
+  EXPECT_EQ(e.flops, 2 * 2 * 200 * (6 * 12 * 13 + 32 * 25));
+  EXPECT_EQ(e.bytes, 4 * (2 * 200 * 2 * (4 * 12 + 1) + 2 * 2 * 12));
+  options.positions = shape({2}, DType::kI32);  // without numbers, 0
+  EXPECT_EQ(Explain(ctx, in, options).workspace_bytes, e.workspace_bytes);
+  options.mini_batch = 0;
+  EXPECT_THAT([&] { Explain(ctx, in, options); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("ttt_linear::Explain: mini_batch is 0, expected at least 1")));
+  in.eta = shape({2, 199, 2});
+  EXPECT_THAT([&] { BackwardWorkspace(ctx, in, {}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("ttt_linear::BackwardWorkspace: eta has shape [2,199,2]")));
 }
 
 TEST(TttLinearTest, ErrorsNameTheArgumentAndWriteNothing) {

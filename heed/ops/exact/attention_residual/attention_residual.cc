@@ -6,6 +6,7 @@
 #include <string>
 #include <tuple>
 
+#include "heed/core/dispatch.h"
 #include "heed/core/os.h"
 #include "heed/mechanism/check_internal.h"
 #include "heed/ops/exact/attention_residual/attention_residual_internal.h"
@@ -17,24 +18,26 @@ using mechanism::Axes;
 using mechanism::CheckTensor;
 using mechanism::Fail;
 
-void CheckChannels(const char* op, const char* name, const ConstTensorView& t, const ConstTensorView& residuals) {
-  mechanism::CheckFloat(op, name, t);
-  CheckTensor(op, name, t, {residuals.size(residuals.rank() - 1)}, t.dtype(), true);
+void CheckChannels(const char* op, const char* name, const ConstTensorView& t, const ConstTensorView& residuals,
+                   bool data) {
+  mechanism::CheckFloat(op, name, t, data);
+  CheckTensor(op, name, t, {residuals.size(residuals.rank() - 1)}, t.dtype(), data);
   if (t.dtype() == DType::kF64 && residuals.dtype() != DType::kF64) {
     Fail(op, name, "has dtype f64", std::string("f32, bf16 or f16 beside ") + Name(residuals.dtype()));
   }
 }
 
-mechanism::Apart CheckedInputs(const char* op, const Inputs& in, const Options& options) {
+// Without `data`, pointers may be null.
+mechanism::Apart CheckedInputs(const char* op, const Inputs& in, const Options& options, bool data = true) {
   const ConstTensorView& v = in.residuals;
-  mechanism::CheckFloat(op, "residuals", v);
+  mechanism::CheckFloat(op, "residuals", v, data);
   if (v.rank() < 3) Fail(op, "residuals", "has shape " + v.ShapeString(), "[L, ..., D] with 1 to 4 axes of tokens");
   if (v.size(0) < 1) Fail(op, "residuals", "has shape " + v.ShapeString(), "at least one layer");
   if (v.size(v.rank() - 1) < 1) Fail(op, "residuals", "has shape " + v.ShapeString(), "at least one channel");
-  CheckTensor(op, "residuals", v, v.sizes(), v.dtype(), true);
+  CheckTensor(op, "residuals", v, v.sizes(), v.dtype(), data);
   mechanism::CheckContiguousRows(op, "residuals", v);
-  CheckChannels(op, "query", in.query, v);
-  if (in.weight.present()) CheckChannels(op, "weight", in.weight, v);
+  CheckChannels(op, "query", in.query, v, data);
+  if (in.weight.present()) CheckChannels(op, "weight", in.weight, v, data);
   if (!(options.eps >= 0) || std::isinf(options.eps)) {
     Fail(op, "eps", "is " + mechanism::Text(options.eps), "a number >= 0");
   }
@@ -102,6 +105,30 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
   const os::ScopedFloatControl float_control;
   CheckBackward("attention_residual::Backward", in, options, out, false);
   ComputeRowGradients(ctx, in, options, out);
+}
+
+int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
+  CheckedInputs("attention_residual::Workspace", in, options, false);
+  return RowsMemory(in).bytes(ctx);
+}
+
+int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
+  CheckedInputs("attention_residual::BackwardWorkspace", in, options, false);
+  return RowGradientsMemory(in, true).bytes(ctx);
+}
+
+Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
+  CheckedInputs("attention_residual::Explain", in, options, false);
+  Explanation e;
+  e.kernel = "attention_residual_rows";
+  e.target = TargetName(ctx.allowed_targets());
+  e.why = "tokens one by one, four layers at a time, each of whose rows is read from memory once";
+  e.flops = 6 * static_cast<double>(in.residuals.num_elements());
+  const double layers = static_cast<double>(in.residuals.size(0));
+  e.bytes = mechanism::Bytes(in.residuals) * (1 + 1 / layers);  // and o
+  e.bytes += mechanism::Bytes(in.query) + mechanism::Bytes(in.weight);
+  e.workspace_bytes = RowsMemory(in).bytes(ctx);
+  return e;
 }
 
 }  // namespace heed::attention_residual

@@ -15,6 +15,7 @@
 #include "heed/core/context.h"
 #include "heed/core/export.h"
 #include "heed/core/tensor.h"
+#include "heed/mechanism/structs.h"
 
 namespace heed::attention_residual {
 
@@ -75,6 +76,15 @@ HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& op
 
 // Computes what Backward does, written for reading. Outputs may be f64.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
+
+// Bytes that the passes reserve in `ctx`, for all threads together. BackwardWorkspace is that of all gradients.
+HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
+
+using mechanism::Explanation;
+
+// Describes what Forward would do. Data pointers may be null where only shapes are known.
+HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::attention_residual
 

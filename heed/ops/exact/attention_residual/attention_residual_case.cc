@@ -14,6 +14,7 @@
 #include "heed/harness/buffer.h"
 #include "heed/harness/case.h"
 #include "heed/harness/mechanism/problem_case.h"
+#include "heed/harness/mechanism/state_case.h"
 #include "heed/mechanism/check_internal.h"
 #include "heed/ops/exact/attention_residual/attention_residual_internal.h"
 
@@ -23,44 +24,23 @@ namespace {
 using Doubles = std::vector<double>;
 using Shape = std::vector<int64_t>;
 
-// Arguments of one call with their memory, which copies share.
-struct Problem {
-  BackwardInputs in;  // d_o is absent in a forward pass
-  Options options;
-  std::vector<OutputSpec> outputs;
-  std::vector<Buffer> memory;
-  std::string note;
+using Form = mechanism::Form<Inputs, BackwardInputs, Options, Outputs, Gradients>;
+using Problem = Form::Problem;
 
-  ConstTensorView Keep(const Buffer& buffer) {
-    memory.push_back(buffer);
-    return buffer.view();
-  }
-};
+constexpr mechanism::DifferentiableInput<BackwardInputs, Gradients> kInputs[] = {
+    {"residuals", "LBTD", &BackwardInputs::residuals, &Gradients::dresiduals},
+    {"query", "D", &BackwardInputs::query, &Gradients::dquery, false, true},
+    {"weight", "D", &BackwardInputs::weight, &Gradients::dweight, true, true}};
 
-Shape ShapeOf(const ConstTensorView& t, int first, int end) {
-  return {t.sizes().begin() + first, t.sizes().begin() + end};
+Shape ShapeOfResiduals(const Problem& p, int first, int end) {
+  const auto sizes = p.in.residuals.sizes();
+  return {sizes.begin() + first, sizes.end() - end};
 }
+constexpr mechanism::Result<BackwardInputs, Options, Outputs> kResults[] = {
+    {"o", &Outputs::o, [](const Problem& p) { return ShapeOfResiduals(p, 1, 0); }},
+    {"weights", &Outputs::weights, [](const Problem& p) { return ShapeOfResiduals(p, 0, 1); }, nullptr, true, true}};
 
-void Describe(Problem& p) {
-  const ConstTensorView& v = p.in.residuals;
-  if (!p.in.d_o.present()) {
-    p.outputs = {{"o", v.dtype(), ShapeOf(v, 1, v.rank()), {}},
-                 {"weights", mechanism::StateDType(v.dtype()), ShapeOf(v, 0, v.rank() - 1), {}}};
-    return;
-  }
-  for (const auto& [name, of] : {std::pair{"dquery", p.in.query}, {"dresiduals", v}, {"dweight", p.in.weight}}) {
-    if (of.present()) p.outputs.push_back({name, of.dtype(), ShapeOf(of, 0, of.rank()), {}});
-  }
-}
-
-Gradients ToGradients(const Problem& p, std::span<const TensorView> views) {
-  Gradients out;
-  for (size_t i = 0; i < views.size(); ++i) {
-    const std::string& name = p.outputs[i].name;
-    (name == "dquery" ? out.dquery : name == "dweight" ? out.dweight : out.dresiduals) = views[i];
-  }
-  return out;
-}
+constexpr Form kForm = {"attention_residual", kInputs, kResults, &Forward, &Backward, &Explain, &BackwardWorkspace};
 
 // The bounds are to first order. u is 2^-24 or 2^-53. A chain of n roundings is a random walk, bounded by six standard
 // deviations of u / sqrt(3), which is chain(n) = 3.5 u sqrt(n). With A_l = |scale| r_l sum_c |u_c v_lc|:
@@ -195,39 +175,19 @@ class Tolerance {
 
 Case ToCase(const Problem& problem) {
   const auto p = std::make_shared<const Problem>(problem);
-  Case c;
-  c.title = std::string("attention_residual ") + Name(p->in.residuals.dtype());
-  for (const auto& [name, view] : {std::pair{"query", p->in.query},
-                                   {"residuals", p->in.residuals},
-                                   {"weight", p->in.weight},
-                                   {"d_o", p->in.d_o}}) {
-    if (!view.present()) continue;
-    c.title += std::string(" ") + name + view.ShapeString() + "/" + ShapeString(view.strides());
-    c.bytes += mechanism::Bytes(view);
-  }
+  Case c = mechanism::CaseOf(kForm, p);
   c.title += " eps=" + std::to_string(p->options.eps) + " scale=" + std::to_string(p->options.scale) + " " + p->note;
-  const bool backward = p->in.d_o.present();
-  c.pass = backward ? "backward" : "forward";
-  c.outputs = p->outputs;
-  for (const OutputSpec& output : c.outputs) {
-    double size = SizeOf(output.dtype);
-    for (const int64_t axis : output.sizes) size *= static_cast<double>(axis);
-    c.bytes += size;
-  }
-  c.run = [p, backward](Context& ctx, std::span<const TensorView> views) {
-    if (backward) return Backward(ctx, p->in, p->options, ToGradients(*p, views));
-    Forward(ctx, p->in, p->options, {views[0], views[1]});
-  };
+  const bool backward = p->pass == "backward";
   c.reference = [p, backward](std::span<const TensorView> expected, std::span<const TensorView> tolerance) {
     if (backward) {
-      BackwardReference(p->in, p->options, ToGradients(*p, expected));
+      BackwardReference(p->in, p->options, mechanism::GradientsOf(kForm, *p, expected));
     } else {
-      Reference(p->in, p->options, {expected[0], expected[1]});
+      Reference(p->in, p->options, mechanism::OutputsOf(kForm, *p, expected));
     }
     if (!tolerance.empty()) Tolerance(*p, expected, tolerance);
   };
-  const double elements = static_cast<double>(p->in.residuals.num_elements());
-  c.flops = (backward ? 14 : 6) * elements;
+  c.flops = backward ? 14 * static_cast<double>(p->in.residuals.num_elements())
+                     : Explain(Context(1), p->in, p->options).flops;
   return c;
 }
 
@@ -235,10 +195,9 @@ Case ToCase(const Problem& problem) {
 Case MakeCase(const CaseRequest& request) {
   const Sizes& s = request.sizes;
   const mechanism::Words words(request.variant);
-  if (request.pass != "forward" && request.pass != "backward") {
-    throw InvalidArgument("attention_residual: pass is " + request.pass + ", expected forward or backward");
-  }
+  mechanism::CheckPass(kForm, request);
   Problem p;
+  p.pass = request.pass;
   p.note = request.variant;
   const auto layers = static_cast<int64_t>(words.Number("layers").value_or(8));
   uint64_t seed = request.seed * 16;
@@ -250,7 +209,7 @@ Case MakeCase(const CaseRequest& request) {
   p.in.weight = tensor({s.Hq * s.D});
   if (request.pass == "backward") p.in.d_o = tensor({s.B, s.Tq, s.Hq * s.D});
   p.options.scale = 1 / std::sqrt(static_cast<double>(s.Hq * s.D));
-  Describe(p);
+  mechanism::DescribeOutputs(kForm, p);
   return ToCase(p);
 }
 
@@ -275,10 +234,13 @@ class Maker {
     p_.in.query = Tensor(other(), {channels}, random_.Pick({0.1, 1.0, 3.0}));
     p_.in.residuals = Tensor(dtype_, sizes, random_.Pick({1.0, 1.0, 0.01, 30.0}));
     if (Chance(0.6)) p_.in.weight = Tensor(other(), {channels}, 1);
-    if (Chance(0.5)) p_.in.d_o = Tensor(dtype_, Shape(sizes.begin() + 1, sizes.end()), 1);
+    if (Chance(0.5)) {
+      p_.pass = "backward";
+      p_.in.d_o = Tensor(dtype_, Shape(sizes.begin() + 1, sizes.end()), 1);
+    }
     if (Chance(0.5)) p_.options.eps = random_.Pick({1e-5, 0.0, 1.0});
     p_.options.scale = random_.Pick({1.0, 0.3, -0.5, 0.0});
-    Describe(p_);
+    mechanism::DescribeOutputs(kForm, p_);
     return ToCase(p_);
   }
 
@@ -310,16 +272,14 @@ class Maker {
 }  // namespace
 
 OpEntry Entry() {
-  return {.name = "attention_residual",
-          .family = "exact",
-          .passes = {"forward", "backward"},
-          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = {"layers=32"},
-          .flops = "6 L Hq D per token, backward 14 L Hq D; L = 8 layers",
-          .bytes = "B Tq (L + 1) Hq D size",
-          .state = "none: each token sees its own layers alone",
-          .make_case = &MakeCase,
-          .random_case = [](DType dtype, uint64_t seed) { return Maker(dtype, seed).Make(); }};
+  return mechanism::WithVerbs({.family = "exact",
+                               .variants = {"layers=32"},
+                               .flops = "6 L Hq D per token, backward 14 L Hq D; L = 8 layers",
+                               .bytes = "B Tq (L + 1) Hq D size",
+                               .state = "none: each token sees its own layers alone",
+                               .make_case = &MakeCase,
+                               .random_case = [](DType dtype, uint64_t seed) { return Maker(dtype, seed).Make(); }},
+                              kForm);
 }
 
 }  // namespace heed::attention_residual

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "heed/core/context.h"
+#include "heed/mechanism/plan_internal.h"
 #include "heed/ops/exact/attention_residual/attention_residual.h"
 
 namespace heed::attention_residual {
@@ -20,6 +21,10 @@ int64_t TokenOffset(const ConstTensorView& t, int first_axis, int end_axis, int6
 // Compute a checked call: attention_residual_rows.cc.
 void ComputeRows(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 void ComputeRowGradients(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
+
+// The memory that these reserve; `sums`: the gradient of query or weight is requested.
+mechanism::Reservation RowsMemory(const Inputs& in);
+mechanism::Reservation RowGradientsMemory(const Inputs& in, bool sums);
 
 }  // namespace heed::attention_residual
 

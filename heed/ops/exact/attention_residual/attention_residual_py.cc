@@ -37,9 +37,8 @@ constexpr Keyword<Call> kTorchIncoming[] = {{"the gradient of o", false, &ReadRo
 constexpr Keyword<Call> kTorchResults[] = {{"o", false, &WriteResult<Call, &Outputs::o>},
                                            {"weights", true, &WriteResult<Call, &Outputs::weights>}};
 
-void ReadCall(const char* op, const Words& words, size_t num_positional, const nb::args& args, const nb::kwargs& kwargs,
-              Call& call) {
-  Read<Call>(op, words, num_positional, args.ptr(), kwargs.ptr(), call);
+void ReadCall(const char* op, const Words& words, size_t num_positional, PyObject* args, PyObject* kwargs, Call& call) {
+  Read<Call>(op, words, num_positional, args, kwargs, call);
   if (!call.in.query.present()) FailMissing(op, "query");
   if (!call.in.residuals.present()) FailMissing(op, "residuals");
   // The sizes of results follow from its rank.
@@ -47,10 +46,14 @@ void ReadCall(const char* op, const Words& words, size_t num_positional, const n
   if (v.rank() < 3) Fail(op, "residuals", "has shape " + v.ShapeString(), "[L, ..., D] with 1 to 4 axes of tokens");
 }
 
-nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
+const Words& ForwardWords() {
   static const Words words = Joined<Call>({kInputs, kOptions, kReturnWeights, kThreads});
+  return words;
+}
+
+nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
   Call call;
-  ReadCall(kOp, words, 3, args, kwargs, call);
+  ReadCall(kOp, ForwardWords(), 3, args.ptr(), kwargs.ptr(), call);
   const ConstTensorView& v = call.in.residuals;
   const std::vector<int64_t> sizes(v.sizes().begin(), v.sizes().end());
   NewArray o(kOp, v.dtype(), std::vector<int64_t>(sizes.begin() + 1, sizes.end()));
@@ -68,7 +71,7 @@ nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
 nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::kwargs& kwargs) {
   static const Words words = Joined<Call>({kGradientOfO, kInputs, kOptions, kThreads});
   Call call;
-  ReadCall(kBackwardOp, words, 4, args, kwargs, call);
+  ReadCall(kBackwardOp, words, 4, args.ptr(), kwargs.ptr(), call);
   if (!call.in.d_o.present()) FailMissing(kBackwardOp, "do");
   return NewGradients<Call>(kBackwardOp, type, kTensors, call,
                             [&](Context& ctx) { Backward(ctx, call.in, call.options, call.gradients); });
@@ -84,6 +87,13 @@ void RunTorchBackward(const nb::args& args) {
   static const Words words = Joined<Call>({kTorchIncoming, kInputs, kGradients, kOptions, kThreads});
   RunForTorch<Call>(Caller::kTorch, kBackwardOp, words, args,
                     [](Context& ctx, Call& call) { Backward(ctx, call.in, call.options, call.gradients); });
+}
+
+nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
+  Call call;
+  call.arrays.AllowShapes(dtype);
+  ReadCall(kOp, ForwardWords(), 3, nullptr, kwargs, call);
+  return Explained(kOp, num_threads, call, &Explain);
 }
 
 constexpr char kInPython[] = R"(
@@ -134,6 +144,7 @@ void Bind(nb::module_& m) {
       Docstring(doc::kBackward, backward, {kSaid, doc::kAttentionResidualFields}, kBackwardInPython).c_str());
   m.def("_torch_attention_residual", &RunTorch);
   m.def("_torch_attention_residual_backward", &RunTorchBackward);
+  RegisterExplain(kOp, &RunExplain);
 }
 
 }  // namespace heed::attention_residual

@@ -53,6 +53,34 @@ RowSums WideSums(const S* v, const T* u, const S* d_o, DType dtype, int64_t chan
   return sums;
 }
 
+// The memory of a thread, and of all threads: weight .* query, and for gradients sum a_l v_l over the tokens of a task.
+template <class T>
+struct RowScratch {
+  T* sum;
+  double* logits;
+  int64_t bytes;
+
+  RowScratch(const Inputs& in, void* base) {
+    Carver carver(base);
+    carver.Next(sum, in.query.size(0) + kSpare);
+    carver.Next(logits, in.residuals.size(0));
+    bytes = carver.bytes();
+  }
+};
+template <class T>
+struct SharedRows {
+  T *u, *partial;  // [padded], [tasks][padded]
+  int64_t tasks, padded, bytes;
+
+  SharedRows(const Inputs& in, bool has_partial, void* base)
+      : tasks((NumTokens(in) + kTokens - 1) / kTokens), padded(in.query.size(0) + kSpare) {
+    Carver carver(base);
+    carver.Next(u, padded);
+    carver.Next(partial, has_partial ? tasks * padded : 0);
+    bytes = carver.bytes();
+  }
+};
+
 // The numbers of a layer and a token that do not depend on other layers.
 struct Layer {
   double logit = 0, inverse = 0, with_u = 0, with_d_o = 0;  // s_l, r_l, <u, v_l>, <d_o, v_l>
@@ -183,24 +211,11 @@ void ComputeRowsImpl(Context& ctx, const Inputs& in, const Options& options, con
     const ConstTensorView& v = in.residuals;
     const DType dtype = v.dtype();
     const int64_t layers = v.size(0), channels = in.query.size(0), tokens = NumTokens(in);
-    struct Scratch {
-      T* sum;
-      double* logits;
-    };
-    const auto lay_out = [&](void* base, Scratch& scratch) {
-      Carver carver(base);
-      carver.Next(scratch.sum, channels + kSpare);
-      carver.Next(scratch.logits, layers);
-      return carver.bytes();
-    };
-    Scratch none;
-    ctx.ReserveScratch(lay_out(nullptr, none));
-    ctx.ReserveShared((channels + kSpare) * int64_t{sizeof(T)});
-    T* HWY_RESTRICT u = static_cast<T*>(ctx.Shared());
+    RowsMemory(in).Make(ctx);
+    T* HWY_RESTRICT u = SharedRows<T>(in, false, ctx.Shared()).u;
     ScaleQuery(in, u);
     ctx.ParallelFor((tokens + kTokens - 1) / kTokens, [&](int64_t task, int worker) HWY_ATTR {
-      Scratch scratch;
-      lay_out(ctx.Scratch(worker), scratch);
+      const RowScratch<T> scratch(in, ctx.Scratch(worker));
       T* HWY_RESTRICT sum = scratch.sum;
       double* HWY_RESTRICT logits = scratch.logits;
       for (int64_t token = task * kTokens; token < std::min(tokens, (task + 1) * kTokens); ++token) {
@@ -259,21 +274,10 @@ void ComputeRowGradientsImpl(Context& ctx, const BackwardInputs& in, const Optio
     const ConstTensorView& v = in.residuals;
     const DType dtype = v.dtype();
     const int64_t layers = v.size(0), channels = in.query.size(0), tokens = NumTokens(in);
-    const int64_t tasks = (tokens + kTokens - 1) / kTokens, padded = channels + kSpare;
     const bool sums_over_tokens = out.dquery.present() || out.dweight.present();
-    struct Shared {
-      T *u, *partial;  // `partial` [tasks][padded]: sum a_l v_l over the tokens of a task
-    };
-    const auto lay_out = [&](void* base, Shared& shared) {
-      Carver carver(base);
-      carver.Next(shared.u, padded);
-      carver.Next(shared.partial, sums_over_tokens ? tasks * padded : 0);
-      return carver.bytes();
-    };
-    Shared shared;
-    ctx.ReserveScratch(layers * int64_t{sizeof(Layer)});
-    ctx.ReserveShared(lay_out(nullptr, shared));
-    lay_out(ctx.Shared(), shared);
+    RowGradientsMemory(in, sums_over_tokens).Make(ctx);
+    const SharedRows<T> shared(in, sums_over_tokens, ctx.Shared());
+    const int64_t tasks = shared.tasks, padded = shared.padded;
     const T* HWY_RESTRICT u = shared.u;
     ScaleQuery(in, shared.u);
     ctx.ParallelFor(tasks, [&](int64_t task, int worker) HWY_ATTR {
@@ -340,6 +344,20 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace heed::attention_residual {
+
+mechanism::Reservation RowsMemory(const Inputs& in) {
+  const auto of = [&](auto computed) -> mechanism::Reservation {
+    using T = decltype(computed);
+    return {.per_thread = RowScratch<T>(in, nullptr).bytes, .shared = SharedRows<T>(in, false, nullptr).bytes};
+  };
+  return in.residuals.dtype() == DType::kF64 ? of(double()) : of(float());
+}
+
+mechanism::Reservation RowGradientsMemory(const Inputs& in, bool sums) {
+  const int64_t shared = in.residuals.dtype() == DType::kF64 ? SharedRows<double>(in, sums, nullptr).bytes
+                                                             : SharedRows<float>(in, sums, nullptr).bytes;
+  return {.per_thread = in.residuals.size(0) * int64_t{sizeof(Layer)}, .shared = shared};
+}
 
 HWY_EXPORT(ComputeRowsImpl);
 HWY_EXPORT(ComputeRowGradientsImpl);

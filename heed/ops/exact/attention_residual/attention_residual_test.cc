@@ -13,6 +13,7 @@
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
+#include "heed/harness/reserved_bytes.h"
 #include "heed/harness/case.h"
 
 namespace heed::attention_residual {
@@ -131,6 +132,37 @@ TEST(AttentionResidualTest, GradientsMayBeRequestedOneByOne) {
   EXPECT_TRUE(SameBits(f.dweight.view(), part.dweight.view()));
   EXPECT_TRUE(SameBits(f.dresiduals.view(), part.dresiduals.view()));
   EXPECT_TRUE(std::isnan(part.dquery.Get({0})));
+}
+
+TEST(AttentionResidualTest, WorkspaceIsWhatThePassesReserve) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    const Fixture f(37, dtype);
+    for (const int threads : {1, 3}) {
+      Context forward(threads), backward(threads);
+      Forward(forward, f.inputs(), {}, f.outputs());
+      EXPECT_EQ(ReservedBytes(forward), Workspace(forward, f.inputs(), {}));
+      EXPECT_EQ(ReservedBytes(forward), Explain(forward, f.inputs(), {}).workspace_bytes);
+      Backward(backward, f.inputs(), {}, f.gradients());
+      EXPECT_EQ(ReservedBytes(backward), BackwardWorkspace(backward, f.inputs(), {}));
+    }
+  }
+}
+
+TEST(AttentionResidualTest, ExplainNeedsShapesAlone) {
+  const Context ctx(1);
+  const auto shape = [](std::initializer_list<int64_t> sizes, DType dtype = DType::kF32) {
+    return ConstTensorView(nullptr, dtype, sizes);
+  };
+  Inputs in = {.query = shape({37}), .residuals = shape({4, 2, 9, 37}, DType::kBF16)};
+  const Explanation e = Explain(ctx, in, {});
+  EXPECT_EQ(e.kernel, "attention_residual_rows");
+  EXPECT_EQ(e.flops, 6 * 4 * 2 * 9 * 37);
+  EXPECT_EQ(e.bytes, 2 * 5 * 2 * 9 * 37 + 4 * 37);
+  in.query = shape({36});
+  EXPECT_THAT([&] { Workspace(ctx, in, {}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("attention_residual::Workspace: query has shape [36]")));
+  in.query = shape({37}, DType::kF64);
+  EXPECT_THAT([&] { Explain(ctx, in, {}); }, ThrowsMessage<InvalidArgument>(HasSubstr("query has dtype f64")));
 }
 
 TEST(AttentionResidualTest, ErrorsNameTheArgumentAndWriteNothing) {

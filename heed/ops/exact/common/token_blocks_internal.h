@@ -54,6 +54,18 @@ inline int64_t LongestUnit(const std::vector<std::vector<Unit>>& waves) {
   return longest;
 }
 
+// Pairs of a head that blocks of rows compute, each of which sees its own block as a whole.
+inline double VisitedPairs(const std::vector<mechanism::TokenRange>& sequences) {
+  double pairs = 0;
+  for (const mechanism::TokenRange& s : sequences) {
+    for (int64_t begin = 0, n = s.end - s.begin; begin < n; begin += kBlock) {
+      const int64_t end = std::min(begin + kBlock, n);
+      pairs += static_cast<double>((end - begin) * end);
+    }
+  }
+  return pairs;
+}
+
 // A block of rows of one query head, or with head 0, of a key head.
 struct Task {
   const Unit* unit;

@@ -29,6 +29,7 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
+#include "heed/mechanism/plan_internal.h"
 #include "heed/ops/exact/common/token_blocks-inl.h"
 #include "heed/ops/exact/common/transitions_call.h"
 #include "heed/simd/convert-inl.h"
@@ -116,6 +117,19 @@ inline std::vector<std::vector<Unit>> Waves(const Call& call, int64_t block_byte
 }
 inline int64_t NumBlocks(const std::vector<Unit>& wave) {
   return wave.empty() ? 0 : wave.back().first + wave.back().blocks;
+}
+// The most blocks of a wave, and of a unit.
+inline int64_t MostBlocks(const std::vector<std::vector<Unit>>& waves) {
+  int64_t most = 0;
+  for (const std::vector<Unit>& wave : waves) most = std::max(most, NumBlocks(wave));
+  return most;
+}
+inline int64_t LongestUnit(const std::vector<std::vector<Unit>>& waves) {
+  int64_t longest = 0;
+  for (const std::vector<Unit>& wave : waves) {
+    for (const Unit& u : wave) longest = std::max(longest, u.blocks);
+  }
+  return longest;
 }
 
 // A block of rows of one query head, or with head 0, of a head of transitions.
@@ -315,7 +329,23 @@ HWY_NOINLINE void ForwardRows(D d, const Call& call, const typename M::Inputs& i
 }
 
 template <class M>
+mechanism::Reservation ForwardMemoryOf(const Call& call, DType dtype) {
+  mechanism::Reservation memory;
+  tb::WithTypes(dtype, [&](auto computed, auto) HWY_ATTR {
+    using T = decltype(computed);
+    using Block = typename M::template Block<T>;
+    using PrepareScratch = typename M::template PrepareScratch<T>;
+    const Shape s(call);
+    const int64_t block_bytes = Block(s, nullptr, false).bytes;
+    memory.shared = MostBlocks(Waves(call, block_bytes)) * block_bytes;
+    memory.per_thread = std::max(PrepareScratch(s, nullptr).bytes, ForwardScratch<M, T>(s, nullptr).bytes);
+  });
+  return memory;
+}
+
+template <class M>
 void ForwardAll(Context& ctx, const Call& call, const typename M::Inputs& in, const typename M::Outputs& out) {
+  ForwardMemoryOf<M>(call, in.q.dtype()).Make(ctx);
   tb::WithTypes(in.q.dtype(), [&](auto computed, auto stored) HWY_ATTR {
     using T = decltype(computed);
     using S = decltype(stored);
@@ -325,11 +355,6 @@ void ForwardAll(Context& ctx, const Call& call, const typename M::Inputs& in, co
     const Shape s(call);
     const int64_t block_bytes = Block(s, nullptr, false).bytes;
     const std::vector<std::vector<Unit>> waves = Waves(call, block_bytes);
-    int64_t most = 0;
-    for (const std::vector<Unit>& wave : waves) most = std::max(most, NumBlocks(wave));
-    ctx.ReserveShared(most * block_bytes);
-    ctx.ReserveScratch(
-        static_cast<size_t>(std::max(PrepareScratch(s, nullptr).bytes, ForwardScratch<M, T>(s, nullptr).bytes)));
     char* const shared = static_cast<char*>(ctx.Shared());
     const auto block_of = [&](const Unit& u, int64_t i) {
       return Block(s, shared + (u.first + i) * block_bytes, false);

@@ -236,8 +236,29 @@ void StoreGates(const Shape& s, const Gradients& out, const Task& task, const Bl
 }
 
 template <class M>
+mechanism::Reservation BackwardMemoryOf(const Call& call, DType dtype) {
+  mechanism::Reservation memory;
+  tb::WithTypes(dtype, [&](auto computed, auto) HWY_ATTR {
+    using T = decltype(computed);
+    using Block = typename M::template Block<T>;
+    using PrepareScratch = typename M::template PrepareScratch<T>;
+    using FinishScratch = typename M::template FinishScratch<T>;
+    const Shape s(call);
+    const int64_t block_bytes = Block(s, nullptr, true).bytes;
+    const std::vector<std::vector<Unit>> waves = Waves(call, block_bytes);
+    memory.shared = MostBlocks(waves) * block_bytes;
+    memory.staging = MostBlocks(waves) * 2 * int64_t{sizeof(TicketCounter)};
+    memory.per_thread =
+        std::max({PrepareScratch(s, nullptr).bytes, RowScratch<M, T>(s, LongestUnit(waves), nullptr).bytes,
+                  FinishScratch(s, nullptr).bytes});
+  });
+  return memory;
+}
+
+template <class M>
 void BackwardAll(Context& ctx, const Call& call, const typename M::BackwardInputs& in,
                  const typename M::Gradients& out) {
+  BackwardMemoryOf<M>(call, in.q.dtype()).Make(ctx);
   tb::WithTypes(in.q.dtype(), [&](auto computed, auto stored) HWY_ATTR {
     using T = decltype(computed);
     using S = decltype(stored);
@@ -248,15 +269,7 @@ void BackwardAll(Context& ctx, const Call& call, const typename M::BackwardInput
     const Shape s(call);
     const Block sizes(s, nullptr, true);
     const std::vector<std::vector<Unit>> waves = Waves(call, sizes.bytes);
-    int64_t most = 0, longest = 0;
-    for (const std::vector<Unit>& wave : waves) {
-      most = std::max(most, NumBlocks(wave));
-      for (const Unit& u : wave) longest = std::max(longest, u.blocks);
-    }
-    ctx.ReserveShared(most * sizes.bytes);
-    ctx.ReserveStaging(most * 2 * int64_t{sizeof(TicketCounter)});
-    ctx.ReserveScratch(std::max({PrepareScratch(s, nullptr).bytes, RowScratch<M, T>(s, longest, nullptr).bytes,
-                                 FinishScratch(s, nullptr).bytes}));
+    const int64_t longest = LongestUnit(waves);
     char* const shared = static_cast<char*>(ctx.Shared());
     TicketCounter* const tickets = static_cast<TicketCounter*>(ctx.Staging());
     const auto block_of = [&](const Unit& u, int64_t i) {

@@ -10,7 +10,11 @@
 #include <tuple>
 #include <utility>
 
+#include "heed/core/context.h"
+#include "heed/core/dispatch.h"
 #include "heed/mechanism/check_internal.h"
+#include "heed/mechanism/plan_internal.h"
+#include "heed/mechanism/structs.h"
 #include "heed/mechanism/tokens_internal.h"
 #include "heed/ops/exact/common/transitions_call.h"
 
@@ -26,13 +30,13 @@ inline DType DTypeOfFactor(const ConstTensorView& t, DType dtype) {
   return t.present() && t.dtype() == wide ? wide : dtype;
 }
 
-// Checks q, k and v. Transitions have the heads of k.
+// Checks q, k and v. Transitions have the heads of k. Without `data`, pointers may be null.
 template <class Inputs>
-Call CheckRows(const char* op, const Inputs& in) {
+Call CheckRows(const char* op, const Inputs& in, bool data) {
   using mechanism::Fail;
   for (const auto& [name, view, shape] :
        {std::tuple{"q", in.q, "[B, T, H, D]"}, {"k", in.k, "[B, T, Hkv, D]"}, {"v", in.v, "[B, T, Hkv, Dv]"}}) {
-    mechanism::CheckFloat(op, name, view);
+    mechanism::CheckFloat(op, name, view, data);
     if (view.rank() != 4) Fail(op, name, "has shape " + view.ShapeString(), shape);
     for (const int axis : {2, 3}) {
       if (view.size(axis) < 1) {
@@ -51,8 +55,8 @@ Call CheckRows(const char* op, const Inputs& in) {
     Fail(op, "q", "has " + std::to_string(call.H) + " heads",
          "a multiple of the " + std::to_string(call.Hkv) + " of k");
   }
-  mechanism::CheckTensor(op, "k", in.k, {call.B, call.T, call.Hkv, call.D}, in.q.dtype(), true);
-  mechanism::CheckTensor(op, "v", in.v, {call.B, call.T, call.Hkv, call.Dv}, in.q.dtype(), true);
+  mechanism::CheckTensor(op, "k", in.k, {call.B, call.T, call.Hkv, call.D}, in.q.dtype(), data);
+  mechanism::CheckTensor(op, "v", in.v, {call.B, call.T, call.Hkv, call.Dv}, in.q.dtype(), data);
   for (const auto& [name, view] : {std::pair{"q", in.q}, {"k", in.k}, {"v", in.v}}) {
     mechanism::CheckContiguousRows(op, name, view);
   }
@@ -61,16 +65,16 @@ Call CheckRows(const char* op, const Inputs& in) {
 
 // Checks log_forget and the options, and adds all inputs that every operation has to `apart`.
 template <class Inputs, class Options>
-void CheckOptions(const char* op, const Inputs& in, const Options& options, bool values, mechanism::Apart& apart,
-                  Call& call) {
+void CheckOptions(const char* op, const Inputs& in, const Options& options, bool values, bool data,
+                  mechanism::Apart& apart, Call& call) {
   if (in.log_forget.present()) {
     mechanism::CheckTensor(op, "log_forget", in.log_forget, {call.B, call.T, call.H},
-                           DTypeOfFactor(in.log_forget, in.q.dtype()), true);
+                           DTypeOfFactor(in.log_forget, in.q.dtype()), data);
     if (values) mechanism::CheckNotPositive(op, "log_forget", in.log_forget);
   }
   call.scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(call.D)));
   if (!std::isfinite(call.scale)) mechanism::Fail(op, "scale", "is " + mechanism::Text(call.scale), "a finite number");
-  call.sequences = mechanism::RangesOf(op, "q", in.q, options);
+  call.sequences = mechanism::RangesOf(op, "q", in.q, options, 1, data);
   for (const auto& [name, view] : {std::pair{"q", in.q},
                                    {"k", in.k},
                                    {"v", in.v},
@@ -141,6 +145,24 @@ inline void CheckKeys(const char* op, const char* name, const ConstTensorView& t
                DTypeOfFactor(keys, tokens.dtype()));
   mechanism::CheckContiguousRows(op, name, tokens);
   mechanism::CheckContiguousRows(op, "keys", keys);
+}
+
+// Describes a forward pass with these inputs: flops per pair, and the memory that it reserves.
+inline mechanism::Explanation Explained(const Context& ctx, const char* kernel, const char* why, const Call& call,
+                                        std::initializer_list<const ConstTensorView*> inputs, double flops,
+                                        const mechanism::Reservation& memory) {
+  mechanism::Explanation e;
+  e.kernel = kernel;
+  e.target = TargetName(ctx.allowed_targets());
+  e.why = why;
+  const auto heads = static_cast<double>(call.H);
+  e.flops = heads * mechanism::CausalPairs(call.sequences) * flops;
+  e.visited_pairs = heads * token_blocks::VisitedPairs(call.sequences);
+  const ConstTensorView& q = **inputs.begin();
+  e.bytes = static_cast<double>(call.B * call.T * call.H * call.Dv) * static_cast<double>(SizeOf(q.dtype()));  // of o
+  for (const ConstTensorView* t : inputs) e.bytes += mechanism::Bytes(*t);
+  e.workspace_bytes = memory.bytes(ctx);
+  return e;
 }
 
 // Sets the results of tokens that belong to no sequence.

@@ -18,6 +18,7 @@
 #include "heed/engines/softmax/problem.h"
 #include "heed/mechanism/check_internal.h"
 #include "heed/mechanism/tokens_internal.h"
+#include "heed/ops/exact/common/token_blocks_internal.h"
 #include "heed/ops/exact/deltaformer/deltaformer_internal.h"
 
 namespace heed::deltaformer {
@@ -33,8 +34,8 @@ DType DTypeOf(const TensorView& t, DType dtype, bool wide) {
 }
 
 // Checks that it is a float [B, T, heads, channels] with contiguous rows, and neither heads nor channels are 0.
-void CheckRows(const char* op, const char* name, const ConstTensorView& t, const char* shape) {
-  mechanism::CheckFloat(op, name, t);
+void CheckRows(const char* op, const char* name, const ConstTensorView& t, const char* shape, bool data = true) {
+  mechanism::CheckFloat(op, name, t, data);
   if (t.rank() != 4) Fail(op, name, "has shape " + t.ShapeString(), shape);
   for (const int axis : {2, 3}) {
     if (t.size(axis) < 1) {
@@ -45,19 +46,19 @@ void CheckRows(const char* op, const char* name, const ConstTensorView& t, const
 
 // Checks what both kinds of calls have and call.T keys, T - first of whose tokens have values.
 void CheckValueInputs(const char* op, const ValueInputs& in, std::optional<double> scale, DType dtype, Call& call,
-                      mechanism::Apart& apart) {
+                      mechanism::Apart& apart, bool data = true) {
   const int64_t N = call.T - call.first;
   const Axes of_queries = {call.B, N, call.Hkv, call.D};
-  CheckTensor(op, "k", in.k, {call.B, call.T, call.Hkv, call.D}, dtype, true);
-  CheckTensor(op, "v", in.v, {call.B, N, call.Hkv, call.Dv}, dtype, true);
-  if (in.w.present()) CheckTensor(op, "w", in.w, of_queries, dtype, true);
+  CheckTensor(op, "k", in.k, {call.B, call.T, call.Hkv, call.D}, dtype, data);
+  CheckTensor(op, "v", in.v, {call.B, N, call.Hkv, call.Dv}, dtype, data);
+  if (in.w.present()) CheckTensor(op, "w", in.w, of_queries, dtype, data);
   call.w = in.w.present() ? in.w : in.k.Slice(1, call.first, call.T);
   for (const auto& [name, view] : {std::pair{"k", in.k}, {"v", in.v}, {"w", call.w}}) {
     CheckContiguousRows(op, name, view);
   }
   if (in.beta.present()) {
     const DType wide = mechanism::StateDType(dtype);
-    CheckTensor(op, "beta", in.beta, {call.B, N, call.Hkv}, in.beta.dtype() == wide ? wide : dtype, true);
+    CheckTensor(op, "beta", in.beta, {call.B, N, call.Hkv}, in.beta.dtype() == wide ? wide : dtype, data);
   }
   call.scale = scale.value_or(1 / std::sqrt(static_cast<double>(call.D)));
   if (!std::isfinite(call.scale)) Fail(op, "scale", "is " + mechanism::Text(call.scale), "a finite number");
@@ -66,11 +67,12 @@ void CheckValueInputs(const char* op, const ValueInputs& in, std::optional<doubl
   }
 }
 
-// Checks the inputs and options, and adds them to `apart`.
-Call CheckedInputs(const char* op, const Inputs& in, const Options& options, mechanism::Apart& apart) {
-  CheckRows(op, "q", in.q, "[B, T, H, D]");
-  CheckRows(op, "k", in.k, "[B, T, Hkv, D]");
-  CheckRows(op, "v", in.v, "[B, T, Hkv, Dv]");
+// Checks the inputs and options, and adds them to `apart`. Without `data`, pointers may be null.
+Call CheckedInputs(const char* op, const Inputs& in, const Options& options, mechanism::Apart& apart,
+                   bool data = true) {
+  CheckRows(op, "q", in.q, "[B, T, H, D]", data);
+  CheckRows(op, "k", in.k, "[B, T, Hkv, D]", data);
+  CheckRows(op, "v", in.v, "[B, T, Hkv, Dv]", data);
   Call call;
   call.B = in.q.size(0);
   call.T = in.q.size(1);
@@ -82,10 +84,10 @@ Call CheckedInputs(const char* op, const Inputs& in, const Options& options, mec
     Fail(op, "q", "has " + std::to_string(call.H) + " heads",
          "a multiple of the " + std::to_string(call.Hkv) + " of k");
   }
-  CheckTensor(op, "q", in.q, {call.B, call.T, call.H, call.D}, in.q.dtype(), true);
+  CheckTensor(op, "q", in.q, {call.B, call.T, call.H, call.D}, in.q.dtype(), data);
   CheckContiguousRows(op, "q", in.q);
-  CheckValueInputs(op, ValuesOf(in), options.scale, in.q.dtype(), call, apart);
-  call.sequences = mechanism::RangesOf(op, "q", in.q, options);
+  CheckValueInputs(op, ValuesOf(in), options.scale, in.q.dtype(), call, apart, data);
+  call.sequences = mechanism::RangesOf(op, "q", in.q, options, 1, data);
   for (const auto& [name, view] : {std::pair{"q", in.q},
                                    {"lengths", options.lengths},
                                    {"starts", options.starts},
@@ -143,6 +145,34 @@ int64_t LayOut(const Call& call, DType dtype, const Gradients& out, void* base, 
   if (out.dk.present()) tables.dk = table({call.B, call.T, call.Hkv, call.D});
   if (out.dq.present() && wide != dtype) tables.dq = table({call.B, call.T, call.H, call.D});
   return carver.bytes();
+}
+
+// The gradients of the second softmax.
+softmax::Gradients SecondGradients(const BackwardInputs& in, const Tables& tables, const Gradients& out) {
+  softmax::Gradients g;
+  g.wide = true;
+  g.d_o = RowsOf(in.d_o);
+  if (in.d_lse.present()) g.d_lse = SumsOf(in.d_lse);
+  if (out.dq.present()) g.dq = RowsOf(tables.dq.present() ? tables.dq : out.dq);
+  if (tables.dk.present()) g.dk = RowsOf(tables.dk);
+  if (tables.du.present()) g.dv = RowsOf(tables.du);
+  return g;
+}
+
+// Checks a call that is only planned.
+Call Planned(const char* op, const Inputs& in, const Options& options) {
+  mechanism::Apart apart;
+  return CheckedInputs(op, in, options, apart, false);
+}
+
+// Views of u, and of everything else that is only planned: the address is never read.
+alignas(64) char nowhere[64];
+TensorView Nowhere(DType dtype, const ConstTensorView& like) { return {nowhere, dtype, like.sizes()}; }
+
+mechanism::Reservation ForwardMemory(const char* op, const Context& ctx, const Call& call, const Inputs& in) {
+  const softmax::Problem p = ProblemOf(call, in.q, in.k, Nowhere(in.q.dtype(), in.v), false);
+  const mechanism::Reservation second = {.per_thread = softmax::Choose(op, ctx, p).workspace(ctx, p)};
+  return mechanism::Larger(ValuesMemory(ctx, call, in.q.dtype()), second);
 }
 
 }  // namespace
@@ -259,14 +289,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
   softmax::Problem second = ProblemOf(call, in.q, in.k, in.u, false);
   second.o = RowsOf(in.o);
   second.lse = SumsOf(in.lse);
-  softmax::Gradients g;
-  g.wide = true;
-  g.d_o = RowsOf(in.d_o);
-  if (in.d_lse.present()) g.d_lse = SumsOf(in.d_lse);
-  if (out.dq.present()) g.dq = RowsOf(tables.dq.present() ? tables.dq : out.dq);
-  if (tables.dk.present()) g.dk = RowsOf(tables.dk);
-  if (tables.du.present()) g.dv = RowsOf(tables.du);
-  softmax::Choose(kOp, ctx, second, softmax::Pass::kBackward).backward(ctx, second, g);
+  softmax::Choose(kOp, ctx, second, softmax::Pass::kBackward).backward(ctx, second, SecondGradients(in, tables, out));
 
   if (tables.du.present()) {
     softmax::Problem first = ProblemOf(call, call.w, in.k, in.u, true);
@@ -277,6 +300,53 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
   }
   ComputeBackward(ctx, call, in, tables, out);
   ClearExcluded(call, out);
+}
+
+int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
+  constexpr char kOp[] = "deltaformer::Workspace";
+  return ForwardMemory(kOp, ctx, Planned(kOp, in, options), in).bytes(ctx);
+}
+
+int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
+  constexpr char kOp[] = "deltaformer::BackwardWorkspace";
+  const Call call = Planned(kOp, in, options);
+  const DType dtype = in.q.dtype();
+  Gradients all;
+  all.dq = Nowhere(dtype, in.q);
+  all.dk = Nowhere(dtype, in.k);
+  all.dv = Nowhere(dtype, in.v);
+  Tables tables;
+  mechanism::Reservation memory = GradientsMemory(ctx, call, dtype, true);
+  memory.staging = LayOut(call, dtype, all, nowhere, tables);
+  BackwardInputs planned;
+  planned.d_o = Nowhere(dtype, in.q);
+  const TensorView u = Nowhere(dtype, in.v);
+  const softmax::Problem second = ProblemOf(call, in.q, in.k, u, false), first = ProblemOf(call, call.w, in.k, u, true);
+  const softmax::BackwardBytes of_second = softmax::Choose(kOp, ctx, second, softmax::Pass::kBackward)
+                                               .backward_workspace(ctx, second, SecondGradients(planned, tables, all));
+  memory = mechanism::Larger(memory, {.per_thread = of_second.per_thread, .shared = of_second.shared});
+  return mechanism::Larger(memory, {.per_thread = softmax::Choose(kOp, ctx, first).workspace(ctx, first)}).bytes(ctx);
+}
+
+Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
+  constexpr char kOp[] = "deltaformer::Explain";
+  const Call call = Planned(kOp, in, options);
+  const softmax::Problem p = ProblemOf(call, in.q, in.k, Nowhere(in.q.dtype(), in.v), false);
+  const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, p);
+  Explanation e;
+  e.kernel = std::string("deltaformer on ") + kernel.name;
+  e.target = kernel.target(ctx);
+  e.why = std::string("u in blocks of 64 tokens, which follow each other; then a call of attention: ") + kernel.why;
+  const double channels = static_cast<double>(call.D + call.Dv);
+  e.flops = 2 * channels * static_cast<double>(call.H + call.Hkv) * mechanism::CausalPairs(call.sequences);
+  e.visited_pairs = static_cast<double>(call.Hkv) * token_blocks::VisitedPairs(call.sequences) +
+                    softmax::VisitedPairs(p, kernel.lanes(ctx, p), kernel.grid);
+  e.bytes = mechanism::Bytes(Nowhere(in.q.dtype(), in.v));  // of u, written once and read once, and of o
+  e.bytes +=
+      e.bytes + static_cast<double>(call.B * call.T * call.H * call.Dv) * static_cast<double>(SizeOf(in.q.dtype()));
+  for (const ConstTensorView* t : {&in.q, &in.k, &in.v, &in.beta, &in.w}) e.bytes += mechanism::Bytes(*t);
+  e.workspace_bytes = ForwardMemory(kOp, ctx, call, in).bytes(ctx);
+  return e;
 }
 
 void Values(Context& ctx, const ValueInputs& in, std::optional<double> scale, const TensorView& u) {

@@ -220,8 +220,24 @@ HWY_NOINLINE void Prepare(D d, const Call& call, const BackwardInputs& in, const
   for (int64_t i = 0; i < n; ++i) block.lse_w[i] = *At<T>(tables.lse_w, b, h, token + i);
 }
 
+// `of_keys`: gradients beside dq are requested.
+mechanism::Reservation GradientsMemoryImpl(const Call& call, DType dtype, bool of_keys) {
+  mechanism::Reservation memory;
+  WithTypes(dtype, [&](auto computed, auto) HWY_ATTR {
+    using T = decltype(computed);
+    memory.per_thread = KeyScratch<T>(call, nullptr).bytes;
+    if (!of_keys) return;
+    const int64_t block_bytes = Block<T>(call, nullptr).bytes;
+    const int64_t most = MostBlocks(Waves(call.sequences, call.Hkv, block_bytes));
+    memory.shared = most * block_bytes;
+    memory.tables = 2 * most * int64_t{sizeof(TicketCounter)};
+  });
+  return memory;
+}
+
 void BackwardImpl(Context& ctx, const Call& call, const BackwardInputs& in, const Tables& tables,
                   const Gradients& out) {
+  GradientsMemoryImpl(call, in.q.dtype(), tables.du.present()).Make(ctx);
   WithTypes(in.q.dtype(), [&](auto computed, auto stored) HWY_ATTR {
     using T = decltype(computed);
     using S = decltype(stored);
@@ -230,10 +246,7 @@ void BackwardImpl(Context& ctx, const Call& call, const BackwardInputs& in, cons
     const int64_t block_bytes = Block<T>(call, nullptr).bytes, Dp = Padded(call.D);
     std::vector<std::vector<Unit>> waves;
     if (tables.du.present()) waves = Waves(call.sequences, call.Hkv, block_bytes);
-    const int64_t most = MostBlocks(waves), longest = LongestUnit(waves);
-    ctx.ReserveShared(most * block_bytes);
-    ctx.ReserveTables(2 * most * int64_t{sizeof(TicketCounter)});
-    ctx.ReserveScratch(KeyScratch<T>(call, nullptr).bytes);
+    const int64_t longest = LongestUnit(waves);
     char* const shared = static_cast<char*>(ctx.Shared());
     TicketCounter* const counters = static_cast<TicketCounter*>(ctx.Tables());
     const auto block_of = [&](const Unit& unit, int64_t i) {
@@ -291,10 +304,14 @@ HWY_AFTER_NAMESPACE();
 namespace heed::deltaformer {
 
 HWY_EXPORT(BackwardImpl);
+HWY_EXPORT(GradientsMemoryImpl);
 
 void ComputeBackward(Context& ctx, const Call& call, const BackwardInputs& in, const Tables& tables,
                      const Gradients& out) {
   HWY_DISPATCH_TABLE(BackwardImpl)[TargetIndex(ctx.allowed_targets())](ctx, call, in, tables, out);
+}
+mechanism::Reservation GradientsMemory(const Context& ctx, const Call& call, DType dtype, bool of_keys) {
+  return HWY_DISPATCH_TABLE(GradientsMemoryImpl)[TargetIndex(ctx.allowed_targets())](call, dtype, of_keys);
 }
 
 }  // namespace heed::deltaformer

@@ -21,50 +21,34 @@ namespace heed::deltaformer {
 namespace {
 
 using mechanism::Shape;
-using mechanism::SizesOf;
 using mechanism::Views;
-using Problem = mechanism::StateProblem<BackwardInputs, Options>;
+using Form = mechanism::Form<Inputs, BackwardInputs, Options, Outputs, Gradients>;
+using Problem = Form::Problem;
 using Vector = std::vector<double>;
 using Rows = std::vector<Vector>;
 
 constexpr mechanism::DifferentiableInput<BackwardInputs, Gradients> kInputs[] = {
-    {"q", &BackwardInputs::q, &Gradients::dq},
-    {"k", &BackwardInputs::k, &Gradients::dk},
-    {"v", &BackwardInputs::v, &Gradients::dv},
-    {"beta", &BackwardInputs::beta, &Gradients::dbeta},
-    {"w", &BackwardInputs::w, &Gradients::dw}};
+    {"q", "BTHK", &BackwardInputs::q, &Gradients::dq},
+    {"k", "BTGK", &BackwardInputs::k, &Gradients::dk},
+    {"v", "BTGV", &BackwardInputs::v, &Gradients::dv},
+    {"beta", "BTG", &BackwardInputs::beta, &Gradients::dbeta, true, true},
+    {"w", "BTGK", &BackwardInputs::w, &Gradients::dw, true}};
 
-Shape ShapeOfO(const Inputs& in) { return {in.q.size(0), in.q.size(1), in.q.size(2), in.v.size(3)}; }
-Shape ShapeOfLse(const Inputs& in) { return {in.q.size(0), in.q.size(2), in.q.size(1)}; }
+constexpr mechanism::Result<BackwardInputs, Options, Outputs> kResults[] = {
+    {"o", &Outputs::o, &mechanism::ShapeOfRows<Problem>, &BackwardInputs::o},
+    {"u", &Outputs::u, [](const Problem& p) { return mechanism::SizesOf(p.in.v); }, &BackwardInputs::u},
+    {"lse", &Outputs::lse, &mechanism::ShapeOfSums<Problem>, &BackwardInputs::lse, true, true}};
 
-void Describe(Problem& p) {
-  if (p.pass == "backward") {
-    for (const auto& input : kInputs) {
-      const ConstTensorView& of = p.in.*input.from;
-      if (of.present()) p.outputs.push_back({std::string("d") + input.name, of.dtype(), SizesOf(of), {}});
-    }
-    return;
-  }
-  p.outputs = {{"o", p.in.q.dtype(), ShapeOfO(p.in), {}},
-               {"u", p.in.q.dtype(), SizesOf(p.in.v), {}},
-               {"lse", mechanism::StateDType(p.in.q.dtype()), ShapeOfLse(p.in), {}}};
-}
+constexpr Form kForm = {"deltaformer", kInputs, kResults, &Forward, &Backward, &Explain, &BackwardWorkspace};
 
-// Keeps the gradients that a backward pass starts from, and the results of the forward pass, of the reference.
+// Keeps the gradients that a backward pass starts from, and the results of the reference.
 void StartBackward(const Buffer& d_o, const Buffer& d_u, const Buffer& d_lse, Problem& p) {
   p.pass = "backward";
   p.in.d_o = p.Keep(d_o);
   if (d_u.present()) p.in.d_u = p.Keep(d_u);
   if (d_lse.present()) p.in.d_lse = p.Keep(d_lse);
-  const DType dtype = p.in.q.dtype();
-  const Buffer o(dtype, ShapeOfO(p.in)), u(dtype, SizesOf(p.in.v)), lse(mechanism::StateDType(dtype), ShapeOfLse(p.in));
-  Reference(p.in, p.options, {o.view(), u.view(), lse.view()});
-  p.in.o = p.Keep(o);
-  p.in.u = p.Keep(u);
-  p.in.lse = p.Keep(lse);
+  mechanism::KeepResults(kForm, &Reference, p);
 }
-
-Gradients ToGradients(const Problem& p, Views views) { return mechanism::GradientsOf<Gradients>(p, kInputs, views); }
 
 // sum_c |a_c b_c|.
 double Size(const Vector& a, const Vector& b) {
@@ -300,66 +284,33 @@ class Tolerance {
 
 void RunReference(const Problem& p, Views expected, Views tolerance) {
   if (p.pass == "backward") {
-    BackwardReference(p.in, p.options, ToGradients(p, expected));
+    BackwardReference(p.in, p.options, mechanism::GradientsOf(kForm, p, expected));
   } else {
-    Reference(p.in, p.options, {expected[0], expected[1], expected[2]});
+    Reference(p.in, p.options, mechanism::OutputsOf(kForm, p, expected));
   }
   if (tolerance.empty()) return;
   Tolerance(p, tolerance).Compute();
   mechanism::AllowErrors(p.in.q.dtype(), 1, p.outputs, expected, tolerance);
 }
 
-void Run(const Problem& p, Context& ctx, Views views) {
-  if (p.pass == "backward") return Backward(ctx, p.in, p.options, ToGradients(p, views));
-  Forward(ctx, p.in, p.options, {views[0], views[1], views[2]});
-}
-
-// Pairs of a token and one up to it over all sequences.
-double Pairs(const Problem& p) {
-  double pairs = 0;
-  for (const mechanism::TokenRange& s : mechanism::RangesOf("deltaformer", "q", p.in.q, p.options)) {
-    const auto n = static_cast<double>(s.end - s.begin);
-    pairs += n * (n + 1) / 2;
-  }
-  return pairs;
-}
-
 Case ToCase(const Problem& problem) {
   const auto p = std::make_shared<const Problem>(problem);
-  mechanism::NamedViews arguments;
-  for (const auto& input : kInputs) arguments.emplace_back(input.name, p->in.*input.from);
-  arguments.insert(arguments.end(), {{"o", p->in.o},
-                                     {"u", p->in.u},
-                                     {"lse", p->in.lse},
-                                     {"d_o", p->in.d_o},
-                                     {"d_u", p->in.d_u},
-                                     {"d_lse", p->in.d_lse},
-                                     {"lengths", p->options.lengths},
-                                     {"starts", p->options.starts},
-                                     {"cu_seqlens", p->options.cu_seqlens}});
-  Case c =
-      mechanism::DescribedCase(std::string("deltaformer ") + Name(p->in.q.dtype()), p->pass, arguments, p->outputs);
+  Case c = mechanism::CaseOf(kForm, p);
   if (p->options.scale) c.title += " scale=" + std::to_string(*p->options.scale);
   c.title += " " + p->note;
-  c.run = [p](Context& ctx, Views views) { Run(*p, ctx, views); };
   c.reference = [p](Views expected, Views tolerance) { RunReference(*p, expected, tolerance); };
   const auto D = static_cast<double>(p->in.q.size(3)), Dv = static_cast<double>(p->in.v.size(3)),
              H = static_cast<double>(p->in.q.size(2)), Hkv = static_cast<double>(p->in.k.size(2));
-  c.pairs = Pairs(*p) * (H + Hkv);
-  const double backward = H * (6 * D + 4 * Dv) + Hkv * (8 * D + 6 * Dv), forward = (H + Hkv) * 2 * (D + Dv);
-  c.flops = Pairs(*p) * (p->pass == "backward" ? backward : forward);
+  const double pairs = mechanism::CausalPairs(mechanism::RangesOf(kForm.name, "q", p->in.q, p->options));
+  c.pairs = pairs * (H + Hkv);
+  c.flops = p->pass == "backward" ? pairs * (H * (6 * D + 4 * Dv) + Hkv * (8 * D + 6 * Dv))
+                                  : Explain(Context(1), p->in, p->options).flops;
   return c;
-}
-
-void FillUniform(const Buffer& buffer, uint64_t seed, double low, double high) {
-  mechanism::FillEach(buffer, seed, [low, high](Random& random) { return random.Uniform(low, high); });
 }
 
 Case MakeCase(const CaseRequest& request) {
   const Sizes& s = request.sizes;
-  if (request.pass != "forward" && request.pass != "backward") {
-    throw InvalidArgument("deltaformer: pass is " + request.pass + ", expected forward or backward");
-  }
+  mechanism::CheckPass(kForm, request);
   Problem p;
   p.note = request.variant;
   uint64_t seed = request.seed * 16;
@@ -371,14 +322,15 @@ Case MakeCase(const CaseRequest& request) {
   p.in.q = p.Keep(normal(dtype, {s.B, s.Tq, s.Hq, s.D}));
   p.in.k = p.Keep(normal(dtype, {s.B, s.Tq, s.Hkv, s.D}));
   p.in.v = p.Keep(normal(dtype, {s.B, s.Tq, s.Hkv, s.Dv}));
-  FillUniform(beta, ++seed, 0, 1);
+  mechanism::FillUniform(beta, ++seed, 0, 1);
   p.in.beta = p.Keep(beta);
   if (mechanism::Words(request.variant).Has("w")) p.in.w = p.Keep(normal(dtype, {s.B, s.Tq, s.Hkv, s.D}));
   if (request.pass == "backward") {
-    const Buffer d_o = normal(dtype, ShapeOfO(p.in)), d_lse = normal(mechanism::StateDType(dtype), ShapeOfLse(p.in));
+    const Buffer d_o = normal(dtype, mechanism::ShapeOfRows(p)),
+                 d_lse = normal(mechanism::StateDType(dtype), mechanism::ShapeOfSums(p));
     StartBackward(d_o, {}, d_lse, p);
   }
-  Describe(p);
+  mechanism::DescribeOutputs(kForm, p);
   return ToCase(p);
 }
 
@@ -400,7 +352,7 @@ class Maker : mechanism::RandomArguments {
     if (Chance(0.8)) {
       const Buffer beta = Layout(Chance(0.5) ? dtype_ : wide, {B, T, Hkv}, false);
       const double most = random_.Pick({0.5, 1.0});
-      FillUniform(beta, ++seed_, Chance(0.2) ? -most : 0, most);
+      mechanism::FillUniform(beta, ++seed_, Chance(0.2) ? -most : 0, most);
       p_.in.beta = p_.Keep(beta);
     }
     DrawSequences(packed, N, T, p_);
@@ -410,7 +362,7 @@ class Maker : mechanism::RandomArguments {
       const Buffer d_u = Chance(0.5) ? Normal(dtype_, {B, T, Hkv, Dv}, true) : Buffer();
       StartBackward(d_o, d_u, Chance(0.5) ? Normal(wide, {B, H, T}, false) : Buffer(), p_);
     }
-    Describe(p_);
+    mechanism::DescribeOutputs(kForm, p_);
     return ToCase(p_);
   }
 
@@ -426,18 +378,16 @@ class Maker : mechanism::RandomArguments {
 }  // namespace
 
 OpEntry Entry() {
-  return {.name = "deltaformer",
-          .family = "exact",
-          .passes = {"forward", "backward"},
-          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = {"w"},
-          .flops =
-              "2 (D + Dv) B (Hq + Hkv) Tq (Tq + 1) / 2, backward ((6 D + 4 Dv) Hq + (8 D + 6 Dv) Hkv) B Tq (Tq + "
-              "1) / 2",
-          .bytes = "B Tq (Hq (D + Dv) + Hkv (D + 2 Dv + 1)) size",
-          .state = "B Tq Hkv (D + Dv) size (the keys and values u so far)",
-          .make_case = &MakeCase,
-          .random_case = [](DType dtype, uint64_t seed) { return Maker(dtype, seed).Make(); }};
+  return mechanism::WithVerbs(
+      {.family = "exact",
+       .variants = {"w"},
+       .flops = "2 (D + Dv) B (Hq + Hkv) Tq (Tq + 1) / 2, backward ((6 D + 4 Dv) Hq + (8 D + 6 Dv) Hkv) B Tq (Tq + "
+                "1) / 2",
+       .bytes = "B Tq (Hq (D + Dv) + Hkv (D + 2 Dv + 1)) size",
+       .state = "B Tq Hkv (D + Dv) size (the keys and values u so far)",
+       .make_case = &MakeCase,
+       .random_case = [](DType dtype, uint64_t seed) { return Maker(dtype, seed).Make(); }},
+      kForm);
 }
 
 }  // namespace heed::deltaformer

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "heed/core/context.h"
+#include "heed/mechanism/plan_internal.h"
 #include "heed/mechanism/tokens_internal.h"
 #include "heed/ops/exact/deltaformer/deltaformer.h"
 
@@ -45,6 +46,10 @@ struct Tables {
 // Completes the gradients from the tables: deltaformer_backward.cc.
 void ComputeBackward(Context& ctx, const Call& call, const BackwardInputs& in, const Tables& tables,
                      const Gradients& out);
+
+// The memory that these reserve for tensors of this dtype; `of_keys`: gradients beside dq are requested.
+mechanism::Reservation ValuesMemory(const Context& ctx, const Call& call, DType dtype);
+mechanism::Reservation GradientsMemory(const Context& ctx, const Call& call, DType dtype, bool of_keys);
 
 // A softmax over some keys, in doubles.
 struct ReferenceSoftmax {

@@ -60,18 +60,21 @@ void CheckRank(const char* op, const char* name, const ConstTensorView& x, const
   if (x.rank() != 4) Fail(op, name, "has shape " + x.ShapeString(), axes);
 }
 
-void ReadCall(const char* op, const Words& words, size_t num_positional, const nb::args& args, const nb::kwargs& kwargs,
-              Call& call) {
-  Read<Call>(op, words, num_positional, args.ptr(), kwargs.ptr(), call);
+void ReadCall(const char* op, const Words& words, size_t num_positional, PyObject* args, PyObject* kwargs, Call& call) {
+  Read<Call>(op, words, num_positional, args, kwargs, call);
   CheckRank(op, "q", call.in.q, "[B, T, H, D]");
   CheckRank(op, "k", call.in.k, "[B, T, Hkv, D]");
   CheckRank(op, "v", call.in.v, "[B, T, Hkv, Dv]");
 }
 
-nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
+const Words& ForwardWords() {
   static const Words words = Joined<Call>({kInputs, kOptions, kReturns, kThreads});
+  return words;
+}
+
+nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
   Call call;
-  ReadCall(kOp, words, 5, args, kwargs, call);
+  ReadCall(kOp, ForwardWords(), 5, args.ptr(), kwargs.ptr(), call);
   const ConstTensorView& q = call.in.q;
   const NewArray o(kOp, q.dtype(), std::vector<int64_t>{q.size(0), q.size(1), q.size(2), call.in.v.size(3)}),
       u(kOp, q.dtype(), call.in.v.sizes());
@@ -93,7 +96,7 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
   static const Words words =
       Joined<Call>({kGradientOfO, kRequired, kResults, kOptional, kOtherGradients, kOptions, kThreads});
   Call call;
-  ReadCall(kBackwardOp, words, 9, args, kwargs, call);
+  ReadCall(kBackwardOp, words, 9, args.ptr(), kwargs.ptr(), call);
   for (const auto& [name, x] :
        {std::pair{"do", call.in.d_o}, {"o", call.in.o}, {"u", call.in.u}, {"lse", call.in.lse}}) {
     if (!x.present()) FailMissing(kBackwardOp, name);
@@ -146,6 +149,13 @@ void RunValues(const nb::args& args, const nb::kwargs& kwargs) {
   CheckRank(kValuesOp, "v", call.in.v, "[B, N, Hkv, Dv]");
   Context& ctx = ThreadContext(call.num_threads);
   Compute(kValuesOp, [&] { Values(ctx, call.in, call.scale, call.u); });
+}
+
+nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
+  Call call;
+  call.arrays.AllowShapes(dtype);
+  ReadCall(kOp, ForwardWords(), 5, nullptr, kwargs, call);
+  return Explained(kOp, num_threads, call, &Explain);
 }
 
 constexpr char kInPython[] = R"(
@@ -248,6 +258,7 @@ void Bind(nb::module_& m) {
   m.def(kValuesOp, &RunValues, nb::sig(values), Docstring(kValuesText, values, {kValuesSaid}, kValuesInPython).c_str());
   m.def("_torch_deltaformer", &RunTorch);
   m.def("_torch_deltaformer_backward", &RunTorchBackward);
+  RegisterExplain(kOp, &RunExplain);
 }
 
 }  // namespace heed::deltaformer

@@ -14,6 +14,7 @@
 
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
+#include "heed/harness/reserved_bytes.h"
 #include "heed/ops/exact/attention/attention.h"
 
 namespace heed::deltaformer {
@@ -309,6 +310,37 @@ TEST(DeltaformerTest, ExcludedTokensHaveNoResults) {
   for (const Buffer* x : {&f.o, &f.u, &f.dq, &f.dv, &f.dw}) {
     for (const double element : Elements(x->view().Slice(0, 1, 2))) ASSERT_EQ(element, 0);
   }
+}
+
+TEST(DeltaformerTest, WorkspaceIsWhatThePassesReserve) {
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
+    const Fixture f(200, dtype);
+    for (const int threads : {1, 3}) {
+      Context forward(threads), backward(threads);
+      Forward(forward, f.inputs(), {}, f.outputs());
+      EXPECT_EQ(ReservedBytes(forward), Workspace(forward, f.inputs(), {}));
+      EXPECT_EQ(ReservedBytes(forward), Explain(forward, f.inputs(), {}).workspace_bytes);
+      Backward(backward, f.backward(), {}, f.gradients());
+      EXPECT_EQ(ReservedBytes(backward), BackwardWorkspace(backward, f.inputs(), {}));
+    }
+  }
+}
+
+TEST(DeltaformerTest, ExplainNeedsShapesAlone) {
+  const Context ctx(1);
+  const auto shape = [](std::initializer_list<int64_t> sizes, DType dtype = DType::kF32) {
+    return ConstTensorView(nullptr, dtype, sizes);
+  };
+  Inputs in = {.q = shape({2, 200, 4, 12}), .k = shape({2, 200, 2, 12}), .v = shape({2, 200, 2, 10})};
+  const Explanation e = Explain(ctx, in, {});
+  EXPECT_THAT(e.kernel, HasSubstr("deltaformer on softmax_"));
+  EXPECT_EQ(e.flops, 2 * 6 * 200 * 201 / 2 * 2 * (12 + 10));
+  EXPECT_GE(e.visited_pairs, 2 * 6 * 200 * 201 / 2);
+  EXPECT_LE(e.visited_pairs, 2 * 6 * 200 * 200);
+  EXPECT_EQ(e.bytes, 4 * 2 * 200 * (4 * 12 + 4 * 10 + 2 * (12 + 3 * 10)));
+  in.beta = shape({2, 200, 3});
+  EXPECT_THAT([&] { Workspace(ctx, in, {}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("deltaformer::Workspace: beta has shape [2,200,3]")));
 }
 
 TEST(DeltaformerTest, ErrorsNameTheArgumentAndWriteNothing) {

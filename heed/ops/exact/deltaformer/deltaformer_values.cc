@@ -165,7 +165,28 @@ HWY_NOINLINE void ValueRows(D d, const Call& call, const ValueInputs& in, const 
   ReleaseTicket(done);
 }
 
+// The most units of a wave, each of which has a ticket.
+int64_t MostUnits(const std::vector<std::vector<Unit>>& waves) {
+  int64_t most = 0;
+  for (const std::vector<Unit>& wave : waves) most = std::max<int64_t>(most, std::ssize(wave));
+  return most;
+}
+
+mechanism::Reservation ValuesMemoryImpl(const Call& call, DType dtype) {
+  mechanism::Reservation memory;
+  WithTypes(dtype, [&](auto computed, auto) HWY_ATTR {
+    using T = decltype(computed);
+    const int64_t block_bytes = Block<T>(call, nullptr).bytes;
+    const std::vector<std::vector<Unit>> waves = Waves(call.sequences, call.Hkv, block_bytes);
+    memory.shared = MostBlocks(waves) * block_bytes;
+    memory.tables = MostUnits(waves) * int64_t{sizeof(TicketCounter)};
+    memory.per_thread = RowScratch<T>(call, nullptr).bytes;
+  });
+  return memory;
+}
+
 void ValuesImpl(Context& ctx, const Call& call, const ValueInputs& in, const TensorView& u) {
+  ValuesMemoryImpl(call, in.k.dtype()).Make(ctx);
   WithTypes(in.k.dtype(), [&](auto computed, auto stored) HWY_ATTR {
     using T = decltype(computed);
     using S = decltype(stored);
@@ -173,11 +194,6 @@ void ValuesImpl(Context& ctx, const Call& call, const ValueInputs& in, const Ten
     const int64_t block_bytes = Block<T>(call, nullptr).bytes, Dp = Padded(call.D), Vp = Padded(call.Dv);
     const std::vector<std::vector<Unit>> waves = Waves(call.sequences, call.Hkv, block_bytes);
     const int64_t longest = LongestUnit(waves), first_block = call.first / kBlock;
-    size_t most_units = 0;
-    for (const std::vector<Unit>& wave : waves) most_units = std::max(most_units, wave.size());
-    ctx.ReserveShared(MostBlocks(waves) * block_bytes);
-    ctx.ReserveTables(static_cast<int64_t>(most_units * sizeof(TicketCounter)));
-    ctx.ReserveScratch(RowScratch<T>(call, nullptr).bytes);
     char* const shared = static_cast<char*>(ctx.Shared());
     TicketCounter* const done = static_cast<TicketCounter*>(ctx.Tables());
     const auto block_of = [&](const Unit& unit, int64_t i) {
@@ -223,9 +239,13 @@ HWY_AFTER_NAMESPACE();
 namespace heed::deltaformer {
 
 HWY_EXPORT(ValuesImpl);
+HWY_EXPORT(ValuesMemoryImpl);
 
 void ComputeValues(Context& ctx, const Call& call, const ValueInputs& in, const TensorView& u) {
   HWY_DISPATCH_TABLE(ValuesImpl)[TargetIndex(ctx.allowed_targets())](ctx, call, in, u);
+}
+mechanism::Reservation ValuesMemory(const Context& ctx, const Call& call, DType dtype) {
+  return HWY_DISPATCH_TABLE(ValuesMemoryImpl)[TargetIndex(ctx.allowed_targets())](call, dtype);
 }
 
 }  // namespace heed::deltaformer

@@ -16,16 +16,23 @@ namespace {
 using mechanism::CheckContiguousRows;
 using mechanism::CheckTensor;
 
-// Checks the inputs and options, and adds them to `apart`.
-Call CheckedInputs(const char* op, const Inputs& in, const Options& options, bool values, mechanism::Apart& apart) {
-  Call call = transitions::CheckRows(op, in);
-  CheckTensor(op, "w", in.w, {call.B, call.T, call.Hkv, call.D}, in.q.dtype(), true);
+// Checks the inputs and options, and adds them to `apart`. Without `data`, pointers may be null.
+Call CheckedInputs(const char* op, const Inputs& in, const Options& options, bool values, mechanism::Apart& apart,
+                   bool data = true) {
+  Call call = transitions::CheckRows(op, in, data);
+  CheckTensor(op, "w", in.w, {call.B, call.T, call.Hkv, call.D}, in.q.dtype(), data);
   CheckContiguousRows(op, "w", in.w);
-  CheckTensor(op, "beta", in.beta, {call.B, call.T, call.Hkv}, transitions::DTypeOfFactor(in.beta, in.q.dtype()), true);
-  transitions::CheckOptions(op, in, options, values, apart, call);
+  CheckTensor(op, "beta", in.beta, {call.B, call.T, call.Hkv}, transitions::DTypeOfFactor(in.beta, in.q.dtype()), data);
+  transitions::CheckOptions(op, in, options, values, data, apart, call);
   apart.Reads("w", in.w);
   apart.Reads("beta", in.beta);
   return call;
+}
+
+// Checks a call that is only planned.
+Call Planned(const char* op, const Inputs& in, const Options& options) {
+  mechanism::Apart apart;
+  return CheckedInputs(op, in, options, false, apart, false);
 }
 
 // Clears the gradients of tokens that belong to no sequence.
@@ -84,6 +91,23 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
   const Call call = CheckBackward("path_attention::Backward", in, options, out, false, ctx.checks());
   ComputeBackward(ctx, call, in, out);
   ClearExcluded(call, out);
+}
+
+int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
+  return ForwardMemory(ctx, Planned("path_attention::Workspace", in, options), in.q.dtype()).bytes(ctx);
+}
+
+int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
+  return BackwardMemory(ctx, Planned("path_attention::BackwardWorkspace", in, options), in.q.dtype()).bytes(ctx);
+}
+
+Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
+  const Call call = Planned("path_attention::Explain", in, options);
+  const auto D = static_cast<double>(call.D), Dv = static_cast<double>(call.Dv);
+  return transitions::Explained(ctx, "path_blocks",
+                                "blocks of 64 rows pass over the keys, multiplied by one matrix for each block of 64",
+                                call, {&in.q, &in.k, &in.v, &in.w, &in.beta, &in.log_forget},
+                                2 * (D + Dv) + 2 * D * D / kBlock, ForwardMemory(ctx, call, in.q.dtype()));
 }
 
 void TransformKeys(Context& ctx, const KeyInputs& in, const TensorView& keys) {

@@ -148,6 +148,10 @@ struct PathGradients : Path {
   }
 };
 
+mechanism::Reservation BackwardMemoryImpl(const Call& call, DType dtype) {
+  return ht::BackwardMemoryOf<PathGradients>(call, dtype);
+}
+
 void BackwardImpl(Context& ctx, const Call& call, const BackwardInputs& in, const Gradients& out) {
   ht::BackwardAll<PathGradients>(ctx, call, in, out);
 }
@@ -160,9 +164,13 @@ HWY_AFTER_NAMESPACE();
 namespace heed::path_attention {
 
 HWY_EXPORT(BackwardImpl);
+HWY_EXPORT(BackwardMemoryImpl);
 
 void ComputeBackward(Context& ctx, const Call& call, const BackwardInputs& in, const Gradients& out) {
   HWY_DISPATCH_TABLE(BackwardImpl)[TargetIndex(ctx.allowed_targets())](ctx, call, in, out);
+}
+mechanism::Reservation BackwardMemory(const Context& ctx, const Call& call, DType dtype) {
+  return HWY_DISPATCH_TABLE(BackwardMemoryImpl)[TargetIndex(ctx.allowed_targets())](call, dtype);
 }
 
 }  // namespace heed::path_attention

@@ -18,6 +18,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::path_attention::HWY_NAMESPACE {
 
+mechanism::Reservation ForwardMemoryImpl(const Call& call, DType dtype) {
+  return ht::ForwardMemoryOf<Path>(call, dtype);
+}
+
 void ForwardImpl(Context& ctx, const Call& call, const Inputs& in, const Outputs& out) {
   ht::ForwardAll<Path>(ctx, call, in, out);
 }
@@ -30,9 +34,13 @@ HWY_AFTER_NAMESPACE();
 namespace heed::path_attention {
 
 HWY_EXPORT(ForwardImpl);
+HWY_EXPORT(ForwardMemoryImpl);
 
 void ComputeForward(Context& ctx, const Call& call, const Inputs& in, const Outputs& out) {
   HWY_DISPATCH_TABLE(ForwardImpl)[TargetIndex(ctx.allowed_targets())](ctx, call, in, out);
+}
+mechanism::Reservation ForwardMemory(const Context& ctx, const Call& call, DType dtype) {
+  return HWY_DISPATCH_TABLE(ForwardMemoryImpl)[TargetIndex(ctx.allowed_targets())](call, dtype);
 }
 
 }  // namespace heed::path_attention

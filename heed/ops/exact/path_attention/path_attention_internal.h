@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "heed/core/context.h"
+#include "heed/mechanism/plan_internal.h"
 #include "heed/mechanism/tokens_internal.h"
 #include "heed/ops/exact/common/transitions_call.h"
 #include "heed/ops/exact/path_attention/path_attention.h"
@@ -28,6 +29,10 @@ void CheckKeys(const char* op, const KeyInputs& in, const TensorView& keys);
 void ComputeForward(Context& ctx, const Call& call, const Inputs& in, const Outputs& out);
 void ComputeKeys(Context& ctx, const KeyInputs& in, const TensorView& keys);  // path_attention_keys.cc
 void ComputeBackward(Context& ctx, const Call& call, const BackwardInputs& in, const Gradients& out);
+
+// The memory that the passes reserve for tensors of this dtype.
+mechanism::Reservation ForwardMemory(const Context& ctx, const Call& call, DType dtype);
+mechanism::Reservation BackwardMemory(const Context& ctx, const Call& call, DType dtype);
 
 // A row of a head as it is defined: token i of a sequence and the keys j <= i, in doubles.
 struct ReferenceRow {

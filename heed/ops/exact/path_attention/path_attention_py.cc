@@ -50,9 +50,8 @@ constexpr Word kTorchIncoming[] = {{"the gradient of o", false, &ReadRows<Call, 
                                    {"the gradient of lse", true, &ReadTensor<Call, &BackwardInputs::d_lse>}};
 
 // Reads a call; what determines the shapes of results is present afterwards, with its rank.
-void ReadCall(const char* op, const Words& words, size_t num_positional, const nb::args& args, const nb::kwargs& kwargs,
-              Call& call) {
-  Read<Call>(op, words, num_positional, args.ptr(), kwargs.ptr(), call);
+void ReadCall(const char* op, const Words& words, size_t num_positional, PyObject* args, PyObject* kwargs, Call& call) {
+  Read<Call>(op, words, num_positional, args, kwargs, call);
   for (const auto& [name, x, axes] : {std::tuple{"q", call.in.q, "[B, T, H, D]"},
                                       {"k", call.in.k, "[B, T, Hkv, D]"},
                                       {"v", call.in.v, "[B, T, Hkv, Dv]"},
@@ -63,10 +62,14 @@ void ReadCall(const char* op, const Words& words, size_t num_positional, const n
   if (!call.in.beta.present()) FailMissing(op, "beta");
 }
 
-nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
+const Words& ForwardWords() {
   static const Words words = Joined<Call>({kInputs, kOptions, kReturns, kThreads});
+  return words;
+}
+
+nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
   Call call;
-  ReadCall(kOp, words, 6, args, kwargs, call);
+  ReadCall(kOp, ForwardWords(), 6, args.ptr(), kwargs.ptr(), call);
   const ConstTensorView& q = call.in.q;
   NewArray o(kOp, q.dtype(), std::vector<int64_t>{q.size(0), q.size(1), q.size(2), call.in.v.size(3)});
   Context& ctx = ThreadContext(call.num_threads);
@@ -84,7 +87,7 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
   static const Words words =
       Joined<Call>({kGradientOfO, kRequired, kResults, kLogForget, kGradientOfLse, kOptions, kThreads});
   Call call;
-  ReadCall(kBackwardOp, words, 9, args, kwargs, call);
+  ReadCall(kBackwardOp, words, 9, args.ptr(), kwargs.ptr(), call);
   for (const auto& [name, x] : {std::pair{"do", call.in.d_o}, {"o", call.in.o}, {"lse", call.in.lse}}) {
     if (!x.present()) FailMissing(kBackwardOp, name);
   }
@@ -128,6 +131,13 @@ void RunKeys(const nb::args& args, const nb::kwargs& kwargs) {
   }
   Context& ctx = ThreadContext(call.num_threads);
   Compute(kKeysOp, [&] { TransformKeys(ctx, call.in, call.keys); });
+}
+
+nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
+  Call call;
+  call.arrays.AllowShapes(dtype);
+  ReadCall(kOp, ForwardWords(), 6, nullptr, kwargs, call);
+  return Explained(kOp, num_threads, call, &Explain);
 }
 
 constexpr char kInPython[] = R"(
@@ -223,6 +233,7 @@ void Bind(nb::module_& m) {
   m.def(kKeysOp, &RunKeys, nb::sig(keys), Docstring(kKeysText, keys, {kKeysSaid}, kKeysInPython).c_str());
   m.def("_torch_path_attention", &RunTorch);
   m.def("_torch_path_attention_backward", &RunTorchBackward);
+  RegisterExplain(kOp, &RunExplain);
 }
 
 }  // namespace heed::path_attention

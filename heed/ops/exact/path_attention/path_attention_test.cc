@@ -13,6 +13,7 @@
 
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
+#include "heed/harness/reserved_bytes.h"
 #include "heed/ops/exact/path_attention/path_attention_internal.h"
 
 namespace heed::path_attention {
@@ -267,6 +268,46 @@ TEST(PathAttentionTest, KeysThatPassedAllTokensAreTheReferences) {
               ThrowsMessage<InvalidArgument>(HasSubstr("beta has shape [2,50,4], expected [2,50,2]")));
   EXPECT_THAT([&] { TransformKeys(ctx, {f.w.view(), f.beta.view()}, f.w.view()); },
               ThrowsMessage<InvalidArgument>(HasSubstr("keys overlaps w")));
+}
+
+TEST(PathAttentionTest, WorkspaceIsWhatThePassesReserve) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    const Fixture f(200, dtype);
+    for (const int threads : {1, 3}) {
+      Context forward(threads), backward(threads);
+      Forward(forward, f.inputs(), {}, f.outputs());
+      EXPECT_EQ(ReservedBytes(forward), Workspace(forward, f.inputs(), {}));
+      EXPECT_EQ(ReservedBytes(forward), Explain(forward, f.inputs(), {}).workspace_bytes);
+      Backward(backward, f.backward(), {}, f.gradients());
+      EXPECT_EQ(ReservedBytes(backward), BackwardWorkspace(backward, f.inputs(), {}));
+    }
+  }
+}
+
+TEST(PathAttentionTest, ExplainNeedsShapesAlone) {
+  const Context ctx(1);
+  const auto shape = [](std::initializer_list<int64_t> sizes, DType dtype = DType::kF32) {
+    return ConstTensorView(nullptr, dtype, sizes);
+  };
+  Inputs in = {.q = shape({2, 200, 4, 12}),
+               .k = shape({2, 200, 2, 12}),
+               .v = shape({2, 200, 2, 10}),
+               .w = shape({2, 200, 2, 12}),
+               .beta = shape({2, 200, 2})};
+  const Explanation e = Explain(ctx, in, {});
+  EXPECT_EQ(e.kernel, "path_blocks");
+  EXPECT_EQ(e.flops, 2 * 4 * 200 * 201 / 2 * (2 * (12 + 10) + 2.0 * 12 * 12 / 64));
+  EXPECT_EQ(e.visited_pairs, 2 * 4 * (64 * (64 + 128 + 192) + 8 * 200));
+  EXPECT_EQ(e.bytes, 4 * 2 * 200 * (4 * 12 + 4 * 10 + 2 * (2 * 12 + 10 + 1)));
+  Options options;
+  options.cu_seqlens = shape({5}, DType::kI32);  // without numbers, sequences of one length
+  for (ConstTensorView* t : {&in.q, &in.k, &in.v, &in.w}) *t = t->Slice(0, 0, 1);
+  in.beta = in.beta.Slice(0, 0, 1);
+  EXPECT_EQ(Explain(ctx, in, options).flops, 4 * 4 * 50 * 51 / 2 * (2 * (12 + 10) + 2.0 * 12 * 12 / 64));
+  in.w = shape({2, 200, 4, 12});
+  EXPECT_THAT([&] { Workspace(ctx, in, {}); },
+              ThrowsMessage<InvalidArgument>(
+                  HasSubstr("path_attention::Workspace: w has shape [2,200,4,12], expected [1,200,2,12]")));
 }
 
 TEST(PathAttentionTest, ErrorsNameTheArgumentAndWriteNothing) {

@@ -15,10 +15,11 @@ namespace {
 
 using mechanism::Fail;
 
-// Checks the inputs and options, and adds them to `apart`.
-Call CheckedInputs(const char* op, const Inputs& in, const Options& options, bool values, mechanism::Apart& apart) {
-  Call call = transitions::CheckRows(op, in);
-  mechanism::CheckFloat(op, "log_decay", in.log_decay);
+// Checks the inputs and options, and adds them to `apart`. Without `data`, pointers may be null.
+Call CheckedInputs(const char* op, const Inputs& in, const Options& options, bool values, mechanism::Apart& apart,
+                   bool data = true) {
+  Call call = transitions::CheckRows(op, in, data);
+  mechanism::CheckFloat(op, "log_decay", in.log_decay, data);
   if (in.log_decay.rank() != 4) Fail(op, "log_decay", "has shape " + in.log_decay.ShapeString(), "[B, T, Hg, D]");
   call.heads = in.log_decay.size(2);
   if (call.heads < 1 || call.heads % call.Hkv != 0 || call.H % call.heads != 0) {
@@ -27,12 +28,18 @@ Call CheckedInputs(const char* op, const Inputs& in, const Options& options, boo
         "a multiple of the " + std::to_string(call.Hkv) + " of k that divides the " + std::to_string(call.H) + " of q");
   }
   mechanism::CheckTensor(op, "log_decay", in.log_decay, {call.B, call.T, call.heads, call.D},
-                         transitions::DTypeOfFactor(in.log_decay, in.q.dtype()), true);
+                         transitions::DTypeOfFactor(in.log_decay, in.q.dtype()), data);
   mechanism::CheckContiguousRows(op, "log_decay", in.log_decay);
   if (values) mechanism::CheckNotPositive(op, "log_decay", in.log_decay);
-  transitions::CheckOptions(op, in, options, values, apart, call);
+  transitions::CheckOptions(op, in, options, values, data, apart, call);
   apart.Reads("log_decay", in.log_decay);
   return call;
+}
+
+// Checks a call that is only planned.
+Call Planned(const char* op, const Inputs& in, const Options& options) {
+  mechanism::Apart apart;
+  return CheckedInputs(op, in, options, false, apart, false);
 }
 
 // Clears the gradients of tokens that belong to no sequence.
@@ -90,6 +97,22 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
   const Call call = CheckBackward("wall_attention::Backward", in, options, out, false, ctx.checks());
   ComputeBackward(ctx, call, in, out);
   ClearExcluded(call, out);
+}
+
+int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
+  return ForwardMemory(ctx, Planned("wall_attention::Workspace", in, options), in.q.dtype()).bytes(ctx);
+}
+
+int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
+  return BackwardMemory(ctx, Planned("wall_attention::BackwardWorkspace", in, options), in.q.dtype()).bytes(ctx);
+}
+
+Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
+  const Call call = Planned("wall_attention::Explain", in, options);
+  const auto D = static_cast<double>(call.D), Dv = static_cast<double>(call.Dv);
+  return transitions::Explained(
+      ctx, "wall_blocks", "blocks of 64 rows pass over the keys, with one decay per channel for each block of 64", call,
+      {&in.q, &in.k, &in.v, &in.log_decay, &in.log_forget}, 2 * (D + Dv), ForwardMemory(ctx, call, in.q.dtype()));
 }
 
 void TransformKeys(Context& ctx, const KeyInputs& in, const TensorView& keys) {

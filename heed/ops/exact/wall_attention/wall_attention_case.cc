@@ -20,44 +20,30 @@ namespace heed::wall_attention {
 namespace {
 
 using mechanism::Shape;
-using mechanism::SizesOf;
 using mechanism::Views;
-using Problem = mechanism::StateProblem<BackwardInputs, Options>;
+using Form = mechanism::Form<Inputs, BackwardInputs, Options, Outputs, Gradients>;
+using Problem = Form::Problem;
 
 constexpr mechanism::DifferentiableInput<BackwardInputs, Gradients> kInputs[] = {
-    {"q", &BackwardInputs::q, &Gradients::dq},
-    {"k", &BackwardInputs::k, &Gradients::dk},
-    {"v", &BackwardInputs::v, &Gradients::dv},
-    {"log_decay", &BackwardInputs::log_decay, &Gradients::dlog_decay},
-    {"log_forget", &BackwardInputs::log_forget, &Gradients::dlog_forget}};
+    {"q", "BTHK", &BackwardInputs::q, &Gradients::dq},
+    {"k", "BTGK", &BackwardInputs::k, &Gradients::dk},
+    {"v", "BTGV", &BackwardInputs::v, &Gradients::dv},
+    {"log_decay", "BTHK", &BackwardInputs::log_decay, &Gradients::dlog_decay, false, true},
+    {"log_forget", "BTH", &BackwardInputs::log_forget, &Gradients::dlog_forget, true, true}};
 
-Shape ShapeOfO(const Inputs& in) { return {in.q.size(0), in.q.size(1), in.q.size(2), in.v.size(3)}; }
-Shape ShapeOfLse(const Inputs& in) { return {in.q.size(0), in.q.size(2), in.q.size(1)}; }
+constexpr mechanism::Result<BackwardInputs, Options, Outputs> kResults[] = {
+    {"o", &Outputs::o, &mechanism::ShapeOfRows<Problem>, &BackwardInputs::o},
+    {"lse", &Outputs::lse, &mechanism::ShapeOfSums<Problem>, &BackwardInputs::lse, true, true}};
 
-void Describe(Problem& p) {
-  if (p.pass == "backward") {
-    for (const auto& input : kInputs) {
-      const ConstTensorView& of = p.in.*input.from;
-      if (of.present()) p.outputs.push_back({std::string("d") + input.name, of.dtype(), SizesOf(of), {}});
-    }
-    return;
-  }
-  p.outputs = {{"o", p.in.q.dtype(), ShapeOfO(p.in), {}},
-               {"lse", mechanism::StateDType(p.in.q.dtype()), ShapeOfLse(p.in), {}}};
-}
+constexpr Form kForm = {"wall_attention", kInputs, kResults, &Forward, &Backward, &Explain, &BackwardWorkspace};
 
-// Keeps the gradients that a backward pass starts from, and the results of the forward pass, of the reference.
+// Keeps the gradients that a backward pass starts from, and the results of the reference.
 void StartBackward(const Buffer& d_o, const Buffer& d_lse, Problem& p) {
   p.pass = "backward";
   p.in.d_o = p.Keep(d_o);
   if (d_lse.present()) p.in.d_lse = p.Keep(d_lse);
-  const Buffer o(p.in.q.dtype(), ShapeOfO(p.in)), lse(mechanism::StateDType(p.in.q.dtype()), ShapeOfLse(p.in));
-  Reference(p.in, p.options, {o.view(), lse.view()});
-  p.in.o = p.Keep(o);
-  p.in.lse = p.Keep(lse);
+  mechanism::KeepResults(kForm, &Reference, p);
 }
-
-Gradients ToGradients(const Problem& p, Views views) { return mechanism::GradientsOf<Gradients>(p, kInputs, views); }
 
 // The bounds are to first order. u is 2^-24 or 2^-53. The error of a chain of n roundings is bounded by six standard
 // deviations of u / sqrt(3), which is chain(n) = 3.5 u sqrt(n).
@@ -202,58 +188,31 @@ class Tolerance {
 
 void RunReference(const Problem& p, Views expected, Views tolerance) {
   if (p.pass == "backward") {
-    BackwardReference(p.in, p.options, ToGradients(p, expected));
+    BackwardReference(p.in, p.options, mechanism::GradientsOf(kForm, p, expected));
   } else {
-    Reference(p.in, p.options, {expected[0], expected[1]});
+    Reference(p.in, p.options, mechanism::OutputsOf(kForm, p, expected));
   }
   if (tolerance.empty()) return;
   Tolerance(p, tolerance).Compute();
   mechanism::AllowErrors(p.in.q.dtype(), 1, p.outputs, expected, tolerance);
 }
 
-void Run(const Problem& p, Context& ctx, Views views) {
-  if (p.pass == "backward") return Backward(ctx, p.in, p.options, ToGradients(p, views));
-  Forward(ctx, p.in, p.options, {views[0], views[1]});
-}
-
-// Pairs of a row and a key over all sequences and heads.
-double Pairs(const Problem& p) {
-  double pairs = 0;
-  for (const mechanism::TokenRange& s : mechanism::RangesOf("wall_attention", "q", p.in.q, p.options)) {
-    const auto n = static_cast<double>(s.end - s.begin);
-    pairs += n * (n + 1) / 2;
-  }
-  return pairs * static_cast<double>(p.in.q.size(2));
-}
-
 Case ToCase(const Problem& problem) {
   const auto p = std::make_shared<const Problem>(problem);
-  mechanism::NamedViews arguments;
-  for (const auto& input : kInputs) arguments.emplace_back(input.name, p->in.*input.from);
-  arguments.insert(arguments.end(), {{"o", p->in.o},
-                                     {"lse", p->in.lse},
-                                     {"d_o", p->in.d_o},
-                                     {"d_lse", p->in.d_lse},
-                                     {"lengths", p->options.lengths},
-                                     {"starts", p->options.starts},
-                                     {"cu_seqlens", p->options.cu_seqlens}});
-  Case c =
-      mechanism::DescribedCase(std::string("wall_attention ") + Name(p->in.q.dtype()), p->pass, arguments, p->outputs);
+  Case c = mechanism::CaseOf(kForm, p);
   if (p->options.scale) c.title += " scale=" + std::to_string(*p->options.scale);
   c.title += " " + p->note;
-  c.run = [p](Context& ctx, Views views) { Run(*p, ctx, views); };
   c.reference = [p](Views expected, Views tolerance) { RunReference(*p, expected, tolerance); };
+  c.pairs = mechanism::CausalPairs(mechanism::RangesOf(kForm.name, "q", p->in.q, p->options)) *
+            static_cast<double>(p->in.q.size(2));
   const double D = static_cast<double>(p->in.q.size(3)), Dv = static_cast<double>(p->in.v.size(3));
-  c.pairs = Pairs(*p);
-  c.flops = c.pairs * (p->pass == "backward" ? 6 * D + 4 * Dv : 2 * (D + Dv));
+  c.flops = p->pass == "backward" ? c.pairs * (6 * D + 4 * Dv) : Explain(Context(1), p->in, p->options).flops;
   return c;
 }
 
 Case MakeCase(const CaseRequest& request) {
   const Sizes& s = request.sizes;
-  if (request.pass != "forward" && request.pass != "backward") {
-    throw InvalidArgument("wall_attention: pass is " + request.pass + ", expected forward or backward");
-  }
+  mechanism::CheckPass(kForm, request);
   const mechanism::Words words(request.variant);
   Problem p;
   p.note = request.variant;
@@ -272,10 +231,10 @@ Case MakeCase(const CaseRequest& request) {
     p.in.log_forget = p.Keep(g);
   }
   if (request.pass == "backward") {
-    StartBackward(make(dtype, ShapeOfO(p.in)).FillNormal(seed + 1), make(wide, ShapeOfLse(p.in)).FillNormal(seed + 2),
-                  p);
+    StartBackward(make(dtype, mechanism::ShapeOfRows(p)).FillNormal(seed + 1),
+                  make(wide, mechanism::ShapeOfSums(p)).FillNormal(seed + 2), p);
   }
-  Describe(p);
+  mechanism::DescribeOutputs(kForm, p);
   return ToCase(p);
 }
 
@@ -302,7 +261,7 @@ class Maker : mechanism::RandomArguments {
       const Buffer d_o = Normal(dtype_, {B, T, H, Dv}, true);
       StartBackward(d_o, Chance(0.5) ? Normal(wide, {B, H, T}, false) : Buffer(), p_);
     }
-    Describe(p_);
+    mechanism::DescribeOutputs(kForm, p_);
     return ToCase(p_);
   }
 
@@ -325,16 +284,14 @@ class Maker : mechanism::RandomArguments {
 }  // namespace
 
 OpEntry Entry() {
-  return {.name = "wall_attention",
-          .family = "exact",
-          .passes = {"forward", "backward"},
-          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = {"gated", "shared"},
-          .flops = "(2 D + 2 Dv) B Hq Tq (Tq + 1) / 2, backward (6 D + 4 Dv) of the same",
-          .bytes = "B Tq (Hq (2 D + Dv) + Hkv (D + Dv)) size",
-          .state = "none: whole sequences only",
-          .make_case = &MakeCase,
-          .random_case = [](DType dtype, uint64_t seed) { return Maker(dtype, seed).Make(); }};
+  return mechanism::WithVerbs({.family = "exact",
+                               .variants = {"gated", "shared"},
+                               .flops = "(2 D + 2 Dv) B Hq Tq (Tq + 1) / 2, backward (6 D + 4 Dv) of the same",
+                               .bytes = "B Tq (Hq (2 D + Dv) + Hkv (D + Dv)) size",
+                               .state = "none: whole sequences only",
+                               .make_case = &MakeCase,
+                               .random_case = [](DType dtype, uint64_t seed) { return Maker(dtype, seed).Make(); }},
+                              kForm);
 }
 
 }  // namespace heed::wall_attention

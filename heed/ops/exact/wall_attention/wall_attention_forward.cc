@@ -17,6 +17,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::wall_attention::HWY_NAMESPACE {
 
+mechanism::Reservation ForwardMemoryImpl(const Call& call, DType dtype) {
+  return ht::ForwardMemoryOf<Wall>(call, dtype);
+}
+
 void ForwardImpl(Context& ctx, const Call& call, const Inputs& in, const Outputs& out) {
   ht::ForwardAll<Wall>(ctx, call, in, out);
 }
@@ -29,9 +33,13 @@ HWY_AFTER_NAMESPACE();
 namespace heed::wall_attention {
 
 HWY_EXPORT(ForwardImpl);
+HWY_EXPORT(ForwardMemoryImpl);
 
 void ComputeForward(Context& ctx, const Call& call, const Inputs& in, const Outputs& out) {
   HWY_DISPATCH_TABLE(ForwardImpl)[TargetIndex(ctx.allowed_targets())](ctx, call, in, out);
+}
+mechanism::Reservation ForwardMemory(const Context& ctx, const Call& call, DType dtype) {
+  return HWY_DISPATCH_TABLE(ForwardMemoryImpl)[TargetIndex(ctx.allowed_targets())](call, dtype);
 }
 
 }  // namespace heed::wall_attention

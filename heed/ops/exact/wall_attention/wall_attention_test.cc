@@ -13,6 +13,7 @@
 
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
+#include "heed/harness/reserved_bytes.h"
 #include "heed/ops/exact/wall_attention/wall_attention_internal.h"
 
 namespace heed::wall_attention {
@@ -321,6 +322,43 @@ TEST(WallAttentionTest, KeysThatDecayedByAllTokensAreTheReferences) {
               ThrowsMessage<InvalidArgument>(HasSubstr("log_decay has shape [2,50,4], expected [B, N, Hg, D]")));
   EXPECT_THAT([&] { TransformKeys(ctx, {f.a.view()}, f.a.view()); },
               ThrowsMessage<InvalidArgument>(HasSubstr("keys overlaps log_decay")));
+}
+
+TEST(WallAttentionTest, WorkspaceIsWhatThePassesReserve) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    const Fixture f(200, dtype);
+    for (const int threads : {1, 3}) {
+      Context forward(threads), backward(threads);
+      Forward(forward, f.inputs(), {}, f.outputs());
+      EXPECT_EQ(ReservedBytes(forward), Workspace(forward, f.inputs(), {}));
+      EXPECT_EQ(ReservedBytes(forward), Explain(forward, f.inputs(), {}).workspace_bytes);
+      Backward(backward, f.backward(), {}, f.gradients());
+      EXPECT_EQ(ReservedBytes(backward), BackwardWorkspace(backward, f.inputs(), {}));
+    }
+  }
+}
+
+TEST(WallAttentionTest, ExplainNeedsShapesAlone) {
+  const Context ctx(1);
+  const auto shape = [](std::initializer_list<int64_t> sizes, DType dtype = DType::kF32) {
+    return ConstTensorView(nullptr, dtype, sizes);
+  };
+  Inputs in = {.q = shape({2, 200, 4, 12}),
+               .k = shape({2, 200, 2, 12}),
+               .v = shape({2, 200, 2, 10}),
+               .log_decay = shape({2, 200, 4, 12})};
+  const Explanation e = Explain(ctx, in, {});
+  EXPECT_EQ(e.kernel, "wall_blocks");
+  EXPECT_EQ(e.flops, 2 * 4 * 200 * 201 / 2 * (2 * (12 + 10)));
+  EXPECT_EQ(e.visited_pairs, 2 * 4 * (64 * (64 + 128 + 192) + 8 * 200));
+  EXPECT_EQ(e.bytes, 4 * 2 * 200 * (2 * 4 * 12 + 4 * 10 + 2 * (12 + 10)));
+  Options options;
+  options.cu_seqlens = shape({5}, DType::kI32);  // without numbers, sequences of one length
+  for (ConstTensorView* t : {&in.q, &in.k, &in.v, &in.log_decay}) *t = t->Slice(0, 0, 1);
+  EXPECT_EQ(Explain(ctx, in, options).flops, 4 * 4 * 50 * 51 / 2 * (2 * (12 + 10)));
+  in.log_decay = shape({2, 200, 3, 12});
+  EXPECT_THAT([&] { Workspace(ctx, in, {}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("wall_attention::Workspace: log_decay has 3 heads")));
 }
 
 TEST(WallAttentionTest, ErrorsNameTheArgumentAndWriteNothing) {

@@ -35,6 +35,13 @@ using hs::MultiplyUpper;
 using hs::StoreRow;
 using hs::TransposeRows;
 
+// Calls f(T(), S()) for the types of the computation and of q, k and v.
+template <class F>
+HWY_INLINE void WithTypes(DType dtype, const F& f) {
+  if (dtype == DType::kF64) return f(double(), double());
+  hs::WithStorage<float>(dtype, [&](auto stored) HWY_ATTR { f(float(), stored); });
+}
+
 constexpr int64_t kTokens = 64;  // per chunk
 constexpr int64_t kMaxLevels = 64;
 

@@ -1,6 +1,7 @@
 // Log-linear attention: the checks of a call, and its tokens outside sequences.
 #include "heed/ops/gated/log_linear_attention/log_linear_attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "heed/core/dispatch.h"
 #include "heed/core/os.h"
 #include "heed/mechanism/check_internal.h"
 #include "heed/mechanism/tokens_internal.h"
@@ -25,27 +27,28 @@ DType DTypeOf(const TensorView& t, DType dtype, bool wide) {
   return wide && t.dtype() == DType::kF64 ? DType::kF64 : dtype;
 }
 
-// The tokens before each sequence.
-std::vector<int64_t> PositionsOf(const char* op, const ConstTensorView& t, size_t sequences) {
+// The tokens before each sequence. Without `data`, there may be none, which counts as 0.
+std::vector<int64_t> PositionsOf(const char* op, const ConstTensorView& t, size_t sequences, bool data) {
   if (!t.present()) return std::vector<int64_t>(sequences);
   if (t.dtype() != DType::kI32 && t.dtype() != DType::kI64) {
     Fail(op, "positions", std::string("has dtype ") + Name(t.dtype()), "i32 or i64");
   }
-  CheckTensor(op, "positions", t, {static_cast<int64_t>(sequences)}, t.dtype(), true);
+  CheckTensor(op, "positions", t, {static_cast<int64_t>(sequences)}, t.dtype(), data);
+  if (!data && t.data() == nullptr) return std::vector<int64_t>(sequences);
   std::vector<int64_t> values;
   for (int64_t i = 0; i < t.size(0); ++i) values.push_back(LoadAsInt64(t.dtype(), t.data(), i * t.stride(0)));
   return values;
 }
 
-// Checks the inputs and options, and adds them to `apart`.
-// The states before the first token are called `state_name`.
+// Checks the inputs and options, and adds them to `apart`. The states before the first token are called `state_name`.
+// Without `data`, pointers may be null.
 Call CheckedInputs(const char* op, const Inputs& in, const Options& options, bool values, mechanism::Apart& apart,
-                   const char* state_name = "initial_state") {
-  mechanism::CheckFloat(op, "q", in.q);
+                   const char* state_name = "initial_state", bool data = true) {
+  mechanism::CheckFloat(op, "q", in.q, data);
   if (in.q.rank() != 4) Fail(op, "q", "has shape " + in.q.ShapeString(), "[B, T, H, K]");
-  mechanism::CheckFloat(op, "v", in.v);
+  mechanism::CheckFloat(op, "v", in.v, data);
   if (in.v.rank() != 4) Fail(op, "v", "has shape " + in.v.ShapeString(), "[B, T, HV, V]");
-  mechanism::CheckFloat(op, "level_scales", in.level_scales);
+  mechanism::CheckFloat(op, "level_scales", in.level_scales, data);
   if (in.level_scales.rank() != 4) {
     Fail(op, "level_scales", "has shape " + in.level_scales.ShapeString(), "[B, T, HV, L]");
   }
@@ -66,14 +69,14 @@ Call CheckedInputs(const char* op, const Inputs& in, const Options& options, boo
          "a multiple of the " + std::to_string(call.H) + " heads of q");
   }
   const DType dtype = in.q.dtype(), wide = mechanism::StateDType(dtype);
-  CheckTensor(op, "q", in.q, in.q.sizes(), dtype, true);
-  CheckTensor(op, "k", in.k, in.q.sizes(), dtype, true);
-  CheckTensor(op, "v", in.v, {call.B, call.T, call.G, call.V}, dtype, true);
+  CheckTensor(op, "q", in.q, in.q.sizes(), dtype, data);
+  CheckTensor(op, "k", in.k, in.q.sizes(), dtype, data);
+  CheckTensor(op, "v", in.v, {call.B, call.T, call.G, call.V}, dtype, data);
   for (const auto& [name, view] : {std::pair{"q", in.q}, {"k", in.k}, {"v", in.v}}) {
     mechanism::CheckContiguousRows(op, name, view);
   }
   const auto factor = [&](const char* name, const ConstTensorView& t, const Axes& shape) {
-    CheckTensor(op, name, t, shape, t.present() && t.dtype() == wide ? wide : dtype, true);
+    CheckTensor(op, name, t, shape, t.present() && t.dtype() == wide ? wide : dtype, data);
   };
   factor("level_scales", in.level_scales, {call.B, call.T, call.G, call.L});
   if (in.log_decay.present()) {
@@ -82,14 +85,14 @@ Call CheckedInputs(const char* op, const Inputs& in, const Options& options, boo
   }
   call.scale = options.scale.value_or(1);
   if (!std::isfinite(call.scale)) Fail(op, "scale", "is " + mechanism::Text(call.scale), "a finite number");
-  const auto ranges = mechanism::RangesOf(op, "q", in.q, options);
+  const auto ranges = mechanism::RangesOf(op, "q", in.q, options, 1, data);
   const auto count = static_cast<int64_t>(ranges.size());
   if (in.initial_state.present()) {
-    CheckTensor(op, state_name, in.initial_state, {count, call.G, call.L, call.K, call.V}, wide, true);
+    CheckTensor(op, state_name, in.initial_state, {count, call.G, call.L, call.K, call.V}, wide, data);
     if (!options.positions.present())
       Fail(op, "positions", "is absent", std::string("the tokens before, with ") + state_name);
   }
-  const std::vector<int64_t> positions = PositionsOf(op, options.positions, ranges.size());
+  const std::vector<int64_t> positions = PositionsOf(op, options.positions, ranges.size(), data);
   for (size_t i = 0; i < ranges.size(); ++i) {
     const int64_t tokens = ranges[i].end - ranges[i].begin;
     const std::string name = "positions[" + std::to_string(i) + "]";
@@ -123,6 +126,12 @@ void ClearOthers(const Call& call, const TensorView& t) {
   std::vector<mechanism::TokenRange> ranges;
   for (const Sequence& s : call.sequences) ranges.push_back({s.batch, s.begin, s.end});
   mechanism::ClearOthers(ranges, t);
+}
+
+// Checks a call that is only planned.
+Call Planned(const char* op, const Inputs& in, const Options& options) {
+  mechanism::Apart apart;
+  return CheckedInputs(op, in, options, false, apart, "initial_state", false);
 }
 
 }  // namespace
@@ -213,6 +222,35 @@ void Step(Context& ctx, const StepInputs& in, const Options& options, const Tens
   outputs.Writes(kOp, "o", o, {call.B, call.G, call.V}, in.q.dtype());
   mechanism::CheckContiguousRows(kOp, "o", o);
   ComputeStep(ctx, call, token, state, o);
+}
+
+int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
+  return ForwardMemory(ctx, Planned("log_linear_attention::Workspace", in, options), in.q.dtype()).bytes(ctx);
+}
+
+int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
+  return BackwardMemory(ctx, Planned("log_linear_attention::BackwardWorkspace", in, options), in.q.dtype()).bytes(ctx);
+}
+
+Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
+  const Call call = Planned("log_linear_attention::Explain", in, options);
+  const auto K = static_cast<double>(call.K), V = static_cast<double>(call.V);
+  Explanation e;
+  e.kernel = "log_linear_chunks";
+  e.target = TargetName(ctx.allowed_targets());
+  e.why = "chunks of 64 tokens, which multiply by each other and by a state for each bit of the tokens before them";
+  for (const Sequence& s : call.sequences) {
+    // Pairs of a chunk, the states of half of the bits of its place, and its own sum.
+    const auto tokens = static_cast<double>(s.end - s.begin), end = tokens + static_cast<double>(s.position);
+    const double bits = end > 64 ? std::log2(end / 64) / 2 : 0;
+    e.flops += static_cast<double>(call.G) * tokens * (64 * (K + V) + 2 * K * V * (1 + bits));
+  }
+  e.bytes = mechanism::Bytes(in.v);  // of o
+  for (const ConstTensorView* t : {&in.q, &in.k, &in.v, &in.level_scales, &in.log_decay, &in.initial_state}) {
+    e.bytes += mechanism::Bytes(*t);
+  }
+  e.workspace_bytes = ForwardMemory(ctx, call, in.q.dtype()).bytes(ctx);
+  return e;
 }
 
 }  // namespace heed::log_linear_attention

@@ -23,6 +23,7 @@
 #include "heed/core/context.h"
 #include "heed/core/export.h"
 #include "heed/core/tensor.h"
+#include "heed/mechanism/structs.h"
 
 namespace heed::log_linear_attention {
 
@@ -106,6 +107,20 @@ using StepInputs = Inputs;
 // positions have an effect. Memory-bound by the states, of which a token reads one for each bit of its position.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const TensorView& state,
                    const TensorView& o);
+
+// Bytes that the passes reserve in `ctx`, for all threads together. BackwardWorkspace is that of all gradients. With
+// E = 4, or 8 for f64, and K and V rounded up to multiples of 16, at most
+//
+//   forward   threads (E ((L + 1) K V + 64 (4 K + 2 V + L + 130)) + a few KiB)
+//   backward  threads (E ((2 L + 3 + T / 64) K V + 64 (9 K + 7 V + 2 L + 194) + 2 T K) + 20 T + a few KiB)
+HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
+
+using mechanism::Explanation;
+
+// Describes what Forward would do. Data pointers may be null where only shapes are known; positions without data count
+// as 0.
+HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::log_linear_attention
 

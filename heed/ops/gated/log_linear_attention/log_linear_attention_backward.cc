@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
 #include "heed/core/carver.h"
 #include "heed/core/dispatch.h"
@@ -37,10 +36,20 @@ struct Before {
   T factor[64];
 };
 
-// Gradients of the queries and keys of a key head, [T, K], which its value heads add to.
+// The chunks of a sequence share these, after the buffers of a chunk.
 template <class T>
 struct Shared {
-  T *dq, *dk;
+  T *dq, *dk;         // [T, K]: gradients of the queries and keys of a key head, which its value heads add to
+  Before<T>* before;  // of each chunk
+  int64_t bytes;
+
+  Shared(int64_t begin, int64_t tokens, int64_t Kp, int64_t chunks, void* base) {
+    Carver carver(base, begin);
+    carver.Next(dq, tokens * Kp);
+    carver.Next(dk, tokens * Kp);
+    carver.Next(before, chunks);
+    bytes = carver.bytes();
+  }
 };
 
 }  // namespace heed::log_linear_attention
@@ -48,12 +57,6 @@ struct Shared {
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::log_linear_attention::HWY_NAMESPACE {
-
-template <class F>
-HWY_INLINE void WithTypes(const Inputs& in, const F& f) {
-  if (in.q.dtype() == DType::kF64) return f(double(), double());
-  hs::WithStorage<float>(in.q.dtype(), [&](auto stored) HWY_ATTR { f(float(), stored); });
-}
 
 // sum_i a[i] b[i] in ascending order of vectors, of whole vectors.
 template <class D, class T = hn::TFromD<D>>
@@ -195,7 +198,7 @@ HWY_INLINE void PairGradients(D d, const Call& call, int64_t p, int64_t count, C
 
 template <class T, class S>
 HWY_INLINE void BackwardHead(const Call& call, const BackwardInputs& in, const Gradients& out, int64_t n, int64_t h,
-                             std::vector<Before<T>>& chunks, const Shared<T>& shared, Chunk<T>& chunk) {
+                             const Shared<T>& shared, Chunk<T>& chunk) {
   const hn::ScalableTag<T> d;
   constexpr int64_t N = hn::MaxLanes(hn::ScalableTag<T>());
   const Sequence& s = call.sequences[static_cast<size_t>(n)];
@@ -205,7 +208,7 @@ HWY_INLINE void BackwardHead(const Call& call, const BackwardInputs& in, const G
   int64_t made = 0, num_chunks = 0;
   for (int64_t p = s.position; p < end;) {
     const int64_t count = std::min(kTokens - p % kTokens, end - p);
-    Before<T>& before = chunks[static_cast<size_t>(num_chunks++)];
+    Before<T>& before = shared.before[num_chunks++];
     before.p = p;
     before.count = count;
     std::copy(chunk.state, chunk.state + std::min(call.L, kMaxLevels), before.state);
@@ -221,7 +224,7 @@ HWY_INLINE void BackwardHead(const Call& call, const BackwardInputs& in, const G
   if (in.d_final_state.present()) {
     const ConstTensorView& t = in.d_final_state;
     // A state that the last chunk did not make is its old value times its factor.
-    const int64_t last = num_chunks > 0 ? chunks[static_cast<size_t>(num_chunks - 1)].p : end;
+    const int64_t last = num_chunks > 0 ? shared.before[num_chunks - 1].p : end;
     T all = 1;
     if (num_chunks > 0) {
       LoadChunk<S>(d, call, in, s.batch, s.begin + last - s.position, end - last, h, kh, chunk);
@@ -230,8 +233,8 @@ HWY_INLINE void BackwardHead(const Call& call, const BackwardInputs& in, const G
     for (int64_t j = 0; end >> j != 0; ++j) {
       if ((end >> j & 1) == 0) continue;
       const bool old = BeginOf(end, j) + (int64_t{1} << j) <= last;
-      const T* of = num_chunks == 0 ? chunk.state[j] : chunks[static_cast<size_t>(num_chunks - 1)].state[j];
-      const T factor = !old || num_chunks == 0 ? T{1} : chunks[static_cast<size_t>(num_chunks - 1)].factor[j] * all;
+      const T* of = num_chunks == 0 ? chunk.state[j] : shared.before[num_chunks - 1].state[j];
+      const T factor = !old || num_chunks == 0 ? T{1} : shared.before[num_chunks - 1].factor[j] * all;
       std::memset(chunk.dstate[j], 0, static_cast<size_t>(K * Vp) * sizeof(T));
       for (int64_t i = 0; i < K; ++i) {
         for (int64_t c = 0; c < V; ++c) {
@@ -245,7 +248,7 @@ HWY_INLINE void BackwardHead(const Call& call, const BackwardInputs& in, const G
   }
 
   for (int64_t at = num_chunks; at-- > 0;) {
-    const Before<T>& before = chunks[static_cast<size_t>(at)];
+    const Before<T>& before = shared.before[at];
     const int64_t p = before.p, count = before.count, token = s.begin + p - s.position;
     LoadChunk<S>(d, call, in, s.batch, token, count, h, kh, chunk);
     for (int64_t i = 0; i < count; ++i) {
@@ -305,37 +308,49 @@ HWY_INLINE void BackwardHead(const Call& call, const BackwardInputs& in, const G
   }
 }
 
+// The memory of a thread.
+template <class T>
+struct Buffers {
+  Chunk<T> chunk;
+  Shared<T> shared;
+
+  static int64_t Longest(const Call& call) {
+    int64_t longest = 0;
+    for (const Sequence& s : call.sequences) longest = std::max(longest, s.end - s.begin);
+    return longest;
+  }
+  static int64_t MostChunks(const Call& call) { return Longest(call) / kTokens + 2; }
+
+  Buffers(const Call& call, void* base)
+      : chunk(call, base, true, MostChunks(call)),
+        shared(chunk.bytes, Longest(call), chunk.Kp, MostChunks(call), base) {}
+};
+
+mechanism::Reservation BackwardMemoryImpl(const Call& call, DType dtype) {
+  mechanism::Reservation memory;
+  WithTypes(dtype, [&](auto computed, auto)
+                       HWY_ATTR { memory.per_thread = Buffers<decltype(computed)>(call, nullptr).shared.bytes; });
+  return memory;
+}
+
 void BackwardImpl(Context& ctx, const Call& call, const BackwardInputs& in, const Gradients& out) {
-  WithTypes(in, [&](auto computed, auto stored) HWY_ATTR {
+  BackwardMemoryImpl(call, in.q.dtype()).Make(ctx);
+  WithTypes(in.q.dtype(), [&](auto computed, auto stored) HWY_ATTR {
     using T = decltype(computed);
     using S = decltype(stored);
     const hn::ScalableTag<T> d;
-    int64_t longest = 0;
-    for (const Sequence& s : call.sequences) longest = std::max(longest, s.end - s.begin);
-    const int64_t most = longest / kTokens + 2;
-    const Chunk<T> sizes(call, nullptr, true, most);
-    const auto lay_out = [&](void* base, Shared<T>& shared) {
-      Carver carver(base, sizes.bytes);
-      carver.Next(shared.dq, longest * sizes.Kp);
-      carver.Next(shared.dk, longest * sizes.Kp);
-      return carver.bytes();
-    };
-    Shared<T> none;
-    ctx.ReserveScratch(lay_out(nullptr, none));
-    std::vector<std::vector<Before<T>>> chunks(static_cast<size_t>(ctx.num_threads()));
-    for (auto& of_worker : chunks) of_worker.resize(static_cast<size_t>(most));
     const int64_t group = call.H == 0 ? 1 : call.G / call.H;
     ctx.ParallelFor(static_cast<int64_t>(call.sequences.size()) * call.H, [&](int64_t task, int worker) HWY_ATTR {
       const int64_t n = task / call.H, kh = task % call.H;
       const Sequence& s = call.sequences[static_cast<size_t>(n)];
-      Chunk<T> chunk(call, ctx.Scratch(worker), true, most);
-      Shared<T> shared;
-      lay_out(ctx.Scratch(worker), shared);
+      Buffers<T> buffers(call, ctx.Scratch(worker));
+      Chunk<T>& chunk = buffers.chunk;
+      const Shared<T>& shared = buffers.shared;
       const auto elements = static_cast<size_t>((s.end - s.begin) * chunk.Kp);
       std::memset(shared.dq, 0, elements * sizeof(T));
       std::memset(shared.dk, 0, elements * sizeof(T));
       for (int64_t h = kh * group; h < (kh + 1) * group; ++h) {
-        BackwardHead<T, S>(call, in, out, n, h, chunks[static_cast<size_t>(worker)], shared, chunk);
+        BackwardHead<T, S>(call, in, out, n, h, shared, chunk);
       }
       for (int64_t i = 0; i < s.end - s.begin; ++i) {
         const auto store = [&](const TensorView& t, const T* from) HWY_ATTR {
@@ -358,9 +373,13 @@ HWY_AFTER_NAMESPACE();
 namespace heed::log_linear_attention {
 
 HWY_EXPORT(BackwardImpl);
+HWY_EXPORT(BackwardMemoryImpl);
 
 void ComputeBackward(Context& ctx, const Call& call, const BackwardInputs& in, const Gradients& out) {
   HWY_DISPATCH_TABLE(BackwardImpl)[TargetIndex(ctx.allowed_targets())](ctx, call, in, out);
+}
+mechanism::Reservation BackwardMemory(const Context& ctx, const Call& call, DType dtype) {
+  return HWY_DISPATCH_TABLE(BackwardMemoryImpl)[TargetIndex(ctx.allowed_targets())](call, dtype);
 }
 
 }  // namespace heed::log_linear_attention

@@ -24,38 +24,31 @@ namespace {
 
 using mechanism::Shape;
 using mechanism::Views;
-using Problem = mechanism::StateProblem<BackwardInputs, Options>;
+using Form = mechanism::Form<Inputs, BackwardInputs, Options, Outputs, Gradients>;
+using Problem = Form::Problem;
 
+// Value heads are heads too.
 constexpr mechanism::DifferentiableInput<BackwardInputs, Gradients> kInputs[] = {
-    {"q", &BackwardInputs::q, &Gradients::dq},
-    {"k", &BackwardInputs::k, &Gradients::dk},
-    {"v", &BackwardInputs::v, &Gradients::dv},
-    {"level_scales", &BackwardInputs::level_scales, &Gradients::dlevel_scales},
-    {"log_decay", &BackwardInputs::log_decay, &Gradients::dlog_decay},
-    {"initial_state", &BackwardInputs::initial_state, &Gradients::dinitial_state}};
+    {"q", "BTHK", &BackwardInputs::q, &Gradients::dq},
+    {"k", "BTHK", &BackwardInputs::k, &Gradients::dk},
+    {"v", "BTHV", &BackwardInputs::v, &Gradients::dv},
+    {"level_scales", "BTHL", &BackwardInputs::level_scales, &Gradients::dlevel_scales, false, true},
+    {"log_decay", "BTH", &BackwardInputs::log_decay, &Gradients::dlog_decay, true, true},
+    {"initial_state", "", &BackwardInputs::initial_state, &Gradients::dinitial_state}};
 
-void Describe(Problem& p) {
-  mechanism::DescribeOutputs(kInputs, {p.in.v.size(2), p.in.level_scales.size(3), p.in.q.size(3), p.in.v.size(3)}, p);
+Shape ShapeOfState(const Problem& p) {
+  return {mechanism::NumSequences(p), p.in.v.size(2), p.in.level_scales.size(3), p.in.q.size(3), p.in.v.size(3)};
 }
+constexpr mechanism::Result<BackwardInputs, Options, Outputs> kResults[] = {
+    {"o", &Outputs::o, [](const Problem& p) { return mechanism::SizesOf(p.in.v); }},
+    {"state", &Outputs::final_state, &ShapeOfState, nullptr, true}};
 
-Gradients ToGradients(const Problem& p, Views views) { return mechanism::GradientsOf<Gradients>(p, kInputs, views); }
+constexpr Form kForm = {"log_linear_attention", kInputs, kResults, &Forward, &Backward, &Explain,
+                        &BackwardWorkspace,     &Step};
 
 void RunReference(const Problem& p, Views views) {
-  if (p.pass == "backward") return BackwardReference(p.in, p.options, ToGradients(p, views));
-  Reference(p.in, p.options, {p.pass == "step" ? mechanism::WithToken(views[0]) : views[0], views[1]});
-}
-
-void Run(const Problem& p, Context& ctx, Views views) {
-  if (p.pass == "backward") return Backward(ctx, p.in, p.options, ToGradients(p, views));
-  if (p.pass == "forward") return Forward(ctx, p.in, p.options, {views[0], views[1]});
-  mechanism::CopyElements(p.in.initial_state, views[1]);
-  StepInputs token;
-  token.q = mechanism::WithoutToken(p.in.q);
-  token.k = mechanism::WithoutToken(p.in.k);
-  token.v = mechanism::WithoutToken(p.in.v);
-  token.level_scales = mechanism::WithoutToken(p.in.level_scales);
-  token.log_decay = mechanism::WithoutToken(p.in.log_decay);
-  Step(ctx, token, p.options, views[1], views[0]);
+  if (p.pass == "backward") return BackwardReference(p.in, p.options, mechanism::GradientsOf(kForm, p, views));
+  Reference(p.in, p.options, mechanism::OutputsOf(kForm, p, views));
 }
 
 // |x| in f64; log decays as they are.
@@ -88,7 +81,7 @@ void Tolerance(const Problem& p, Views expected, Views allowed) {
   m.in.initial_state = Magnitudes(m, p.in.initial_state);
   m.in.d_o = Magnitudes(m, p.in.d_o);
   m.in.d_final_state = Magnitudes(m, p.in.d_final_state);
-  Describe(m);
+  mechanism::DescribeOutputs(kForm, m);
   RunReference(m, allowed);
 
   const int64_t T = p.in.q.size(1), G = p.in.v.size(2), L = p.in.level_scales.size(3);
@@ -123,23 +116,17 @@ void Tolerance(const Problem& p, Views expected, Views allowed) {
 
 Case ToCase(const Problem& problem) {
   const auto p = std::make_shared<const Problem>(problem);
-  Case c = mechanism::CaseOf("log_linear_attention", *p, kInputs, {{"positions", p->options.positions}});
+  Case c = mechanism::CaseOf(kForm, p);
   c.title += " scale=" + std::to_string(p->options.scale.value_or(1)) + " " + p->note;
-  c.run = [p](Context& ctx, Views views) { Run(*p, ctx, views); };
   c.reference = [p](Views expected, Views tolerance) {
     RunReference(*p, expected);
     if (!tolerance.empty()) Tolerance(*p, expected, tolerance);
   };
-  if (p->pass == "forward") {
-    c.timed = [p](Context& ctx, Views views) { Forward(ctx, p->in, p->options, {views[0], {}}); };
+  if (p->pass == "step") {
+    c.flops = 6 * static_cast<double>(p->in.q.size(0) * p->in.v.size(2) * p->in.q.size(3) * p->in.v.size(3));
+  } else {
+    c.flops = (p->pass == "forward" ? 1 : 3) * Explain(Context(1), p->in, p->options).flops;
   }
-  // Pairs of a chunk, the states of half of the bits of its place, and its own sum.
-  const double K = static_cast<double>(p->in.q.size(3)), V = static_cast<double>(p->in.v.size(3));
-  const int64_t T = p->in.q.size(1);
-  const double tokens = static_cast<double>(p->in.q.size(0) * T * p->in.v.size(2));
-  const double bits = T > 64 ? std::log2(static_cast<double>(T) / 64) / 2 : 0;
-  const double forward = tokens * (64 * (K + V) + 2 * K * V * (1 + bits));
-  c.flops = p->pass == "step" ? tokens * 6 * K * V : p->pass == "forward" ? forward : 3 * forward;
   return c;
 }
 
@@ -147,9 +134,7 @@ int64_t LevelsFor(int64_t tokens) { return tokens < 2 ? 1 : std::bit_width(stati
 
 Case MakeCase(const CaseRequest& request) {
   const Sizes& s = request.sizes;
-  if (request.pass != "forward" && request.pass != "backward" && request.pass != "step") {
-    throw InvalidArgument("log_linear_attention: pass is " + request.pass + ", expected forward, backward or step");
-  }
+  mechanism::CheckPass(kForm, request);
   Problem p;
   p.pass = request.pass;
   p.note = request.variant;
@@ -185,7 +170,7 @@ Case MakeCase(const CaseRequest& request) {
   }
   if (request.pass == "backward") p.in.d_o = tensor({s.B, T, s.Hq, s.Dv});
   p.options.scale = 1 / std::sqrt(static_cast<double>(s.D));
-  Describe(p);
+  mechanism::DescribeOutputs(kForm, p);
   return ToCase(p);
 }
 
@@ -223,7 +208,7 @@ class Maker : mechanism::RandomArguments {
       if (Chance(0.5)) p_.in.d_final_state = Tensor(wide, {N, G, L, K, V}, false);
     }
     if (Chance(0.5)) p_.options.scale = random_.Pick({0.3, -1.0, 0.0});
-    Describe(p_);
+    mechanism::DescribeOutputs(kForm, p_);
     return ToCase(p_);
   }
 
@@ -239,17 +224,15 @@ class Maker : mechanism::RandomArguments {
 }  // namespace
 
 OpEntry Entry() {
-  return {
-      .name = "log_linear_attention",
-      .family = "gated",
-      .passes = {"forward", "backward", "step"},
-      .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-      .variants = {"ungated"},
-      .flops = "64 (D + Dv) + 2 D Dv (1 + log2(Tq / 64) / 2) per token and head of Hq, backward three times as many",
-      .bytes = "(B Tq (2 Hkv D + 2 Hq Dv + Hq log2 Tq)) size",
-      .state = "B Hq log2(Tq) D Dv 4",
-      .make_case = &MakeCase,
-      .random_case = [](DType dtype, uint64_t seed) { return Maker(dtype, seed).Make(); }};
+  return mechanism::WithVerbs(
+      {.family = "gated",
+       .variants = {"ungated"},
+       .flops = "64 (D + Dv) + 2 D Dv (1 + log2(Tq / 64) / 2) per token and head of Hq, backward three times as many",
+       .bytes = "(B Tq (2 Hkv D + 2 Hq Dv + Hq log2 Tq)) size",
+       .state = "B Hq log2(Tq) D Dv 4",
+       .make_case = &MakeCase,
+       .random_case = [](DType dtype, uint64_t seed) { return Maker(dtype, seed).Make(); }},
+      kForm);
 }
 
 }  // namespace heed::log_linear_attention

@@ -27,13 +27,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::log_linear_attention::HWY_NAMESPACE {
 
-// Calls f(T(), S()) for the types of the computation and of q, k and v.
-template <class F>
-HWY_INLINE void WithTypes(const Inputs& in, const F& f) {
-  if (in.q.dtype() == DType::kF64) return f(double(), double());
-  hs::WithStorage<float>(in.q.dtype(), [&](auto stored) HWY_ATTR { f(float(), stored); });
-}
-
 // The forward pass of one value head of a sequence.
 template <class T, class S>
 HWY_INLINE void ForwardHead(const Call& call, const Inputs& in, const Outputs& out, int64_t n, int64_t h,
@@ -86,12 +79,18 @@ HWY_INLINE void ForwardHead(const Call& call, const Inputs& in, const Outputs& o
   }
 }
 
+mechanism::Reservation ForwardMemoryImpl(const Call& call, DType dtype) {
+  mechanism::Reservation memory;
+  WithTypes(dtype, [&](auto computed, auto)
+                       HWY_ATTR { memory.per_thread = Chunk<decltype(computed)>(call, nullptr, false, 0).bytes; });
+  return memory;
+}
+
 void ForwardImpl(Context& ctx, const Call& call, const Inputs& in, const Outputs& out) {
-  WithTypes(in, [&](auto computed, auto stored) HWY_ATTR {
+  ForwardMemoryImpl(call, in.q.dtype()).Make(ctx);
+  WithTypes(in.q.dtype(), [&](auto computed, auto stored) HWY_ATTR {
     using T = decltype(computed);
     using S = decltype(stored);
-    Chunk<T> sizes(call, nullptr, false, 0);
-    ctx.ReserveScratch(sizes.bytes);
     ctx.ParallelFor(static_cast<int64_t>(call.sequences.size()) * call.G, [&](int64_t task, int worker) HWY_ATTR {
       Chunk<T> chunk(call, ctx.Scratch(worker), false, 0);
       ForwardHead<T, S>(call, in, out, task / call.G, task % call.G, chunk);
@@ -99,7 +98,6 @@ void ForwardImpl(Context& ctx, const Call& call, const Inputs& in, const Outputs
   });
 }
 
-// One token of one value head: the states are those of the caller.
 // A state of one token, [K, V]: adds factor q^T x to o, and decays x. With `sum`, decay x goes there and x becomes 0.
 template <class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void StepState(D d, const T* HWY_RESTRICT q, T factor, T decay, int64_t K, int64_t V, T* HWY_RESTRICT x,
@@ -180,11 +178,10 @@ HWY_INLINE void StepHead(const Call& call, const Inputs& in, const TensorView& s
 }
 
 void StepImpl(Context& ctx, const Call& call, const Inputs& in, const TensorView& state, const TensorView& o) {
-  WithTypes(in, [&](auto computed, auto stored) HWY_ATTR {
+  ForwardMemoryImpl(call, in.q.dtype()).Make(ctx);
+  WithTypes(in.q.dtype(), [&](auto computed, auto stored) HWY_ATTR {
     using T = decltype(computed);
     using S = decltype(stored);
-    Chunk<T> sizes(call, nullptr, false, 0);
-    ctx.ReserveScratch(sizes.bytes);
     ctx.ParallelFor(call.B * call.G, [&](int64_t task, int worker) HWY_ATTR {
       Chunk<T> chunk(call, ctx.Scratch(worker), false, 0);
       StepHead<T, S>(call, in, state, o, task / call.G, task % call.G, chunk);
@@ -200,6 +197,7 @@ HWY_AFTER_NAMESPACE();
 namespace heed::log_linear_attention {
 
 HWY_EXPORT(ForwardImpl);
+HWY_EXPORT(ForwardMemoryImpl);
 HWY_EXPORT(StepImpl);
 
 void ComputeForward(Context& ctx, const Call& call, const Inputs& in, const Outputs& out) {
@@ -207,6 +205,9 @@ void ComputeForward(Context& ctx, const Call& call, const Inputs& in, const Outp
 }
 void ComputeStep(Context& ctx, const Call& call, const Inputs& in, const TensorView& state, const TensorView& o) {
   HWY_DISPATCH_TABLE(StepImpl)[TargetIndex(ctx.allowed_targets())](ctx, call, in, state, o);
+}
+mechanism::Reservation ForwardMemory(const Context& ctx, const Call& call, DType dtype) {
+  return HWY_DISPATCH_TABLE(ForwardMemoryImpl)[TargetIndex(ctx.allowed_targets())](call, dtype);
 }
 
 }  // namespace heed::log_linear_attention

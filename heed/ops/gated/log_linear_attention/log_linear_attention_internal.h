@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "heed/core/context.h"
+#include "heed/mechanism/plan_internal.h"
 #include "heed/ops/gated/log_linear_attention/log_linear_attention.h"
 
 namespace heed::log_linear_attention {
@@ -30,6 +31,10 @@ Call CheckBackward(const char* op, const BackwardInputs& in, const Options& opti
 void ComputeForward(Context& ctx, const Call& call, const Inputs& in, const Outputs& out);
 void ComputeBackward(Context& ctx, const Call& call, const BackwardInputs& in, const Gradients& out);
 void ComputeStep(Context& ctx, const Call& call, const Inputs& in, const TensorView& state, const TensorView& o);
+
+// The memory that these reserve for tensors of this dtype. A step reserves that of a forward pass.
+mechanism::Reservation ForwardMemory(const Context& ctx, const Call& call, DType dtype);
+mechanism::Reservation BackwardMemory(const Context& ctx, const Call& call, DType dtype);
 
 }  // namespace heed::log_linear_attention
 

@@ -55,9 +55,9 @@ constexpr Word kTorchIncoming[] = {
     {"the gradient of the state", true, &ReadTensor<Call, &BackwardInputs::d_final_state>}};
 
 // Reads a call; what determines the shapes of results is present afterwards, with its rank.
-void ReadCall(const char* op, const Words& words, size_t num_positional, int rank, const nb::args& args,
-              const nb::kwargs& kwargs, Call& call) {
-  Read<Call>(op, words, num_positional, args.ptr(), kwargs.ptr(), call);
+void ReadCall(const char* op, const Words& words, size_t num_positional, int rank, PyObject* args, PyObject* kwargs,
+              Call& call) {
+  Read<Call>(op, words, num_positional, args, kwargs, call);
   const std::string tokens = rank == 4 ? "T, " : "";
   for (const auto& [name, x, axes] : {std::tuple{"q", call.in.q, "H, K]"},
                                       {"k", call.in.k, "H, K]"},
@@ -68,11 +68,15 @@ void ReadCall(const char* op, const Words& words, size_t num_positional, int ran
   }
 }
 
-nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
+const Words& ForwardWords() {
   static const Words words =
       Joined<Call>({kRequired, kLogDecay, kOptions, kInitialState, kTokens, kReturnState, kThreads});
+  return words;
+}
+
+nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
   Call call;
-  ReadCall(kOp, words, 4, 4, args, kwargs, call);
+  ReadCall(kOp, ForwardWords(), 4, 4, args.ptr(), kwargs.ptr(), call);
   const BackwardInputs& in = call.in;
   NewArray o(kOp, in.q.dtype(), in.v.sizes());
   Context& ctx = ThreadContext(call.num_threads);
@@ -93,7 +97,7 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
   static const Words words =
       Joined<Call>({kGradientOfO, kRequired, kLogDecay, kOptions, kInitialState, kTokens, kGradientOfState, kThreads});
   Call call;
-  ReadCall(kBackwardOp, words, 5, 4, args, kwargs, call);
+  ReadCall(kBackwardOp, words, 5, 4, args.ptr(), kwargs.ptr(), call);
   const BackwardInputs& in = call.in;
   if (!in.d_o.present()) FailMissing(kBackwardOp, "do");
   return NewGradients<Call>(kBackwardOp, type, kTensors, call,
@@ -103,7 +107,7 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
 nb::object RunStep(const nb::args& args, const nb::kwargs& kwargs) {
   static const Words words = Joined<Call>({kRequired, kState, kLogDecay, kOptions, kThreads});
   Call call;
-  ReadCall(kStepOp, words, 5, 3, args, kwargs, call);
+  ReadCall(kStepOp, words, 5, 3, args.ptr(), kwargs.ptr(), call);
   if (!call.state.present()) FailMissing(kStepOp, "state");
   NewArray o(kStepOp, call.in.q.dtype(), call.in.v.sizes());
   Context& ctx = ThreadContext(call.num_threads);
@@ -123,6 +127,13 @@ void RunTorchBackward(const nb::args& args) {
       Joined<Call>({kTorchIncoming, kRequired, kGradients, kLogDecay, kOptions, kInitialState, kTokens, kThreads});
   RunForTorch<Call>(Caller::kTorch, kBackwardOp, words, args,
                     [](Context& ctx, Call& call) { Backward(ctx, call.in, call.options, call.gradients); });
+}
+
+nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
+  Call call;
+  call.arrays.AllowShapes(dtype);
+  ReadCall(kOp, ForwardWords(), 4, 4, nullptr, kwargs, call);
+  return Explained(kOp, num_threads, call, &Explain);
 }
 
 constexpr char kInPython[] = R"(
@@ -207,6 +218,7 @@ void Bind(nb::module_& m) {
         Docstring(doc::kStep, step, {kSaid, doc::kLogLinearAttentionFields}, kStepInPython).c_str());
   m.def("_torch_log_linear_attention", &RunTorch);
   m.def("_torch_log_linear_attention_backward", &RunTorchBackward);
+  RegisterExplain(kOp, &RunExplain);
 }
 
 }  // namespace heed::log_linear_attention

@@ -13,6 +13,7 @@
 
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
+#include "heed/harness/reserved_bytes.h"
 #include "heed/ops/gated/simple_gla/simple_gla.h"
 
 namespace heed::log_linear_attention {
@@ -161,6 +162,64 @@ TEST(LogLinearAttentionTest, ALogDecayOfMinusInfinityClearsAndAPositiveOneIsZero
   checks.set_checks(true);
   EXPECT_THAT([&] { Forward(checks, positive.inputs(), {}, positive.outputs()); },
               ThrowsMessage<InvalidArgument>(HasSubstr("log_decay")));
+}
+
+TEST(LogLinearAttentionTest, WorkspaceIsWhatThePassesReserve) {
+  const Buffer positions = Positions(5);
+  Options options;
+  options.positions = positions.view();
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    const Fixture f(200, dtype), token(1, dtype);
+    const Buffer initial(dtype, f.state.view().sizes()), gradient(dtype, f.q.view().sizes());
+    initial.FillNormal(1);
+    BackwardInputs in;
+    static_cast<Inputs&>(in) = f.inputs();
+    in.initial_state = initial.view();
+    in.d_o = f.v.view();
+    const auto without = [](const Buffer& x) {  // the axis of its token
+      const TensorView& t = x.view();
+      std::vector<int64_t> sizes(t.sizes().begin(), t.sizes().end()), strides(t.strides().begin(), t.strides().end());
+      sizes.erase(sizes.begin() + 1);
+      strides.erase(strides.begin() + 1);
+      return TensorView(t.data(), t.dtype(), sizes, strides);
+    };
+    const StepInputs of_token = {.q = without(token.q),
+                                 .k = without(token.k),
+                                 .v = without(token.v),
+                                 .level_scales = without(token.scales),
+                                 .log_decay = without(token.g)};
+    for (const int threads : {1, 3}) {
+      Context forward(threads), backward(threads), step(threads);
+      Forward(forward, in, options, f.outputs());
+      EXPECT_EQ(ReservedBytes(forward), Workspace(forward, in, options));
+      EXPECT_EQ(ReservedBytes(forward), Explain(forward, in, options).workspace_bytes);
+      Backward(backward, in, options, {.dk = gradient.view()});
+      EXPECT_EQ(ReservedBytes(backward), BackwardWorkspace(backward, in, options));
+      Step(step, of_token, options, initial.view(), without(token.o));
+      EXPECT_EQ(ReservedBytes(step), ReservedBytes(forward));
+    }
+  }
+}
+
+TEST(LogLinearAttentionTest, ExplainNeedsShapesAlone) {
+  const Context ctx(1);
+  const auto shape = [](std::initializer_list<int64_t> sizes, DType dtype = DType::kF32) {
+    return ConstTensorView(nullptr, dtype, sizes);
+  };
+  Inputs in = {.q = shape({2, 256, 2, 12}),
+               .k = shape({2, 256, 2, 12}),
+               .v = shape({2, 256, 4, 10}),
+               .level_scales = shape({2, 256, 4, 9})};
+  Options options;
+  const Explanation e = Explain(ctx, in, options);
+  EXPECT_EQ(e.kernel, "log_linear_chunks");
+  EXPECT_EQ(e.flops, 2 * 256 * 4 * (64 * (12 + 10) + 2 * 12 * 10 * 2));
+  EXPECT_EQ(e.bytes, 4 * 2 * 256 * (2 * 2 * 12 + 2 * 4 * 10 + 4 * 9));
+  options.positions = shape({2}, DType::kI64);  // without numbers, 0
+  EXPECT_EQ(Explain(ctx, in, options).flops, e.flops);
+  in.level_scales = shape({2, 256, 4, 8});
+  EXPECT_THAT([&] { Explain(ctx, in, {}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("Explain: level_scales has 8 levels, expected enough for 256")));
 }
 
 TEST(LogLinearAttentionTest, ErrorsNameTheArgumentAndWriteNothing) {

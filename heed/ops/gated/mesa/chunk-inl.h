@@ -33,13 +33,13 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 
 // A chunk of n tokens costs 2 K + n multiplications per channel and step of the solver and reads S once. With 16, S is
 // read from L1 often enough to be hidden behind the multiplications.
-constexpr int64_t kTokens = 16;
+constexpr int64_t kTokens = kChunkTokens;
 
 // Calls f(T(), S()) for the types of the computation and of q, k and v.
 template <class F>
-HWY_INLINE void WithTypes(const Inputs& in, const F& f) {
-  if (in.q.dtype() == DType::kF64) return f(double(), double());
-  hs::WithStorage<float>(in.q.dtype(), [&](auto stored) HWY_ATTR { f(float(), stored); });
+HWY_INLINE void WithTypes(DType dtype, const F& f) {
+  if (dtype == DType::kF64) return f(double(), double());
+  hs::WithStorage<float>(dtype, [&](auto stored) HWY_ATTR { f(float(), stored); });
 }
 
 // The buffers of a thread. Rows of K or V channels are padded to Kp and Vp, with zeros, and rows of both to W = Kp +

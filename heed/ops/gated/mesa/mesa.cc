@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "heed/core/dispatch.h"
 #include "heed/core/os.h"
 #include "heed/mechanism/check_internal.h"
 #include "heed/mechanism/tokens_internal.h"
@@ -40,11 +41,12 @@ void CheckAbove(const char* op, const char* name, const ConstTensorView& t, doub
 }
 
 // Checks the inputs and options, and adds them to `apart`. The state before the first token is called `state_name`.
+// Without `data`, pointers may be null.
 Call CheckedInputs(const char* op, const Inputs& in, const Options& options, bool values, mechanism::Apart& apart,
-                   const char* state_name = "initial_state") {
-  mechanism::CheckFloat(op, "q", in.q);
+                   const char* state_name = "initial_state", bool data = true) {
+  mechanism::CheckFloat(op, "q", in.q, data);
   if (in.q.rank() != 4) Fail(op, "q", "has shape " + in.q.ShapeString(), "[B, T, H, K]");
-  mechanism::CheckFloat(op, "v", in.v);
+  mechanism::CheckFloat(op, "v", in.v, data);
   if (in.v.rank() != 4) Fail(op, "v", "has shape " + in.v.ShapeString(), "[B, T, H, V]");
   Call call;
   call.B = in.q.size(0);
@@ -56,14 +58,14 @@ Call CheckedInputs(const char* op, const Inputs& in, const Options& options, boo
     if (size < 1) Fail(op, name, "has shape " + view.ShapeString(), "at least one channel");
   }
   const DType dtype = in.q.dtype(), wide = mechanism::StateDType(dtype);
-  CheckTensor(op, "q", in.q, in.q.sizes(), dtype, true);
-  CheckTensor(op, "k", in.k, in.q.sizes(), dtype, true);
-  CheckTensor(op, "v", in.v, {call.B, call.T, call.H, call.V}, dtype, true);
+  CheckTensor(op, "q", in.q, in.q.sizes(), dtype, data);
+  CheckTensor(op, "k", in.k, in.q.sizes(), dtype, data);
+  CheckTensor(op, "v", in.v, {call.B, call.T, call.H, call.V}, dtype, data);
   for (const auto& [name, view] : {std::pair{"q", in.q}, {"k", in.k}, {"v", in.v}}) {
     mechanism::CheckContiguousRows(op, name, view);
   }
   const auto factor = [&](const char* name, const ConstTensorView& t, const Axes& shape) {
-    CheckTensor(op, name, t, shape, t.present() && t.dtype() == wide ? wide : dtype, true);
+    CheckTensor(op, name, t, shape, t.present() && t.dtype() == wide ? wide : dtype, data);
   };
   factor("beta", in.beta, {call.B, call.T, call.H});
   factor("lamb", in.lamb, {call.H, call.K});
@@ -81,10 +83,10 @@ Call CheckedInputs(const char* op, const Inputs& in, const Options& options, boo
   }
   call.iterations = options.iterations;
   call.eps = options.eps;
-  call.sequences = mechanism::RangesOf(op, "q", in.q, options);
+  call.sequences = mechanism::RangesOf(op, "q", in.q, options, 1, data);
   if (in.initial_state.present()) {
     CheckTensor(op, state_name, in.initial_state,
-                {static_cast<int64_t>(call.sequences.size()), call.H, call.K, call.K + call.V}, wide, true);
+                {static_cast<int64_t>(call.sequences.size()), call.H, call.K, call.K + call.V}, wide, data);
   }
   for (const auto& [name, view] : {std::pair{"q", in.q},
                                    {"k", in.k},
@@ -99,6 +101,12 @@ Call CheckedInputs(const char* op, const Inputs& in, const Options& options, boo
     apart.Reads(name, view);
   }
   return call;
+}
+
+// Checks a call that is only planned.
+Call Planned(const char* op, const Inputs& in, const Options& options) {
+  mechanism::Apart apart;
+  return CheckedInputs(op, in, options, false, apart, "initial_state", false);
 }
 
 }  // namespace
@@ -205,6 +213,30 @@ void Step(Context& ctx, const StepInputs& in, const Options& options, const Tens
   const TensorView with_token(o.data(), o.dtype(), {o.size(0), 1, o.size(1), o.size(2)},
                               {o.stride(0), 0, o.stride(1), o.stride(2)});
   ComputeForward(ctx, call, token, {with_token, state, {}});
+}
+
+int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
+  return ForwardMemory(ctx, Planned("mesa::Workspace", in, options), in.q.dtype()).bytes(ctx);
+}
+
+int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
+  return BackwardMemory(ctx, Planned("mesa::BackwardWorkspace", in, options), in.q.dtype()).bytes(ctx);
+}
+
+Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
+  const Call call = Planned("mesa::Explain", in, options);
+  const Flops each = FlopsOf(call.K, call.V, call.iterations, kChunkTokens);
+  Explanation e;
+  e.kernel = "mesa_chunks";
+  e.target = TargetName(ctx.allowed_targets());
+  e.why = "chunks of 16 tokens, which multiply by the state before them and by each other in every step of the solver";
+  e.flops = (each.solution + each.around) * static_cast<double>(call.H * mechanism::NumTokens(call.sequences));
+  e.bytes = mechanism::Bytes(in.v);  // of o
+  for (const ConstTensorView* t : {&in.q, &in.k, &in.v, &in.beta, &in.lamb, &in.log_decay, &in.initial_state}) {
+    e.bytes += mechanism::Bytes(*t);
+  }
+  e.workspace_bytes = ForwardMemory(ctx, call, in.q.dtype()).bytes(ctx);
+  return e;
 }
 
 }  // namespace heed::mesa

@@ -27,6 +27,7 @@
 #include "heed/core/context.h"
 #include "heed/core/export.h"
 #include "heed/core/tensor.h"
+#include "heed/mechanism/structs.h"
 
 namespace heed::mesa {
 
@@ -118,6 +119,19 @@ using StepInputs = Inputs;
 // of Forward on one token. Memory-bound by the iterations, each of which reads H_kk.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const TensorView& state,
                    const TensorView& o);
+
+// Bytes that the passes reserve in `ctx`, for all threads together. BackwardWorkspace is that of all gradients. With
+// E = 4, or 8 for f64, and K and V rounded up to multiples of 16:
+//
+//   forward   threads (E (K (2 K + V) + 16 (8 K + 3 V)) + a few KiB)
+//   backward  threads (E (K (2 K + V) + (ceil(T / 64) + 5) K (K + V) + 16 (16 K + 9 V)) + a few KiB) + 8 B H K
+HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
+
+using mechanism::Explanation;
+
+// Describes what Forward would do. Data pointers may be null where only shapes are known.
+HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::mesa
 

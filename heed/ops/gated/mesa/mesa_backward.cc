@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <vector>
+#include <iterator>
 
 #include "heed/core/dispatch.h"
 #include "heed/ops/gated/mesa/mesa_internal.h"
@@ -195,27 +195,39 @@ HWY_INLINE void BackwardHead(const Call& call, const BackwardInputs& in, const G
   StoreState(out.dinitial_state, c, n, h, c.dstate);
 }
 
-void BackwardImpl(Context& ctx, const Call& call, const BackwardInputs& in, const Gradients& out) {
-  const auto num_sequences = static_cast<int64_t>(call.sequences.size());
+// The states that a thread keeps.
+int64_t KeptStates(const Call& call) {
+  return kGroup + (mechanism::LongestOf(call.sequences) + kGroup * kTokens - 1) / (kGroup * kTokens);
+}
+
+mechanism::Reservation BackwardMemoryImpl(const Call& call, DType dtype) {
+  mechanism::Reservation memory;
+  WithTypes(dtype, [&](auto computed, auto) HWY_ATTR {
+    memory.per_thread = Chunk<decltype(computed)>(call, nullptr, true, KeptStates(call)).bytes;
+  });
   // dlambda of each sequence, which are added in order.
-  std::vector<double> dlamb(static_cast<size_t>(num_sequences * call.H * call.K));
-  WithTypes(in, [&](auto computed, auto stored) HWY_ATTR {
+  memory.shared = std::ssize(call.sequences) * call.H * call.K * int64_t{sizeof(double)};
+  return memory;
+}
+
+void BackwardImpl(Context& ctx, const Call& call, const BackwardInputs& in, const Gradients& out) {
+  BackwardMemoryImpl(call, in.q.dtype()).Make(ctx);
+  const int64_t num_sequences = std::ssize(call.sequences);
+  double* const dlamb = static_cast<double*>(ctx.Shared());
+  std::fill_n(dlamb, num_sequences * call.H * call.K, 0.0);
+  WithTypes(in.q.dtype(), [&](auto computed, auto stored) HWY_ATTR {
     using T = decltype(computed);
     using S = decltype(stored);
-    int64_t longest = 0;
-    for (const mechanism::TokenRange& s : call.sequences) longest = std::max(longest, s.end - s.begin);
-    const int64_t states = kGroup + (longest + kGroup * kTokens - 1) / (kGroup * kTokens);
-    const Chunk<T> sizes(call, nullptr, true, states);
-    ctx.ReserveScratch(sizes.bytes);
+    const int64_t states = KeptStates(call);
     ctx.ParallelFor(num_sequences * call.H, [&](int64_t task, int worker) HWY_ATTR {
       Chunk<T> chunk(call, ctx.Scratch(worker), true, states);
-      BackwardHead<T, S>(call, in, out, task / call.H, task % call.H, dlamb.data() + task * call.K, chunk);
+      BackwardHead<T, S>(call, in, out, task / call.H, task % call.H, dlamb + task * call.K, chunk);
     });
   });
   if (!out.dlamb.present()) return;
   for (int64_t i = 0; i < call.H * call.K; ++i) {
     double sum = 0;
-    for (int64_t n = 0; n < num_sequences; ++n) sum += dlamb[static_cast<size_t>(n * call.H * call.K + i)];
+    for (int64_t n = 0; n < num_sequences; ++n) sum += dlamb[n * call.H * call.K + i];
     const int64_t at = i / call.K * out.dlamb.stride(0) + i % call.K * out.dlamb.stride(1);
     StoreDouble(out.dlamb.dtype(), out.dlamb.data(), at, sum);
   }
@@ -229,9 +241,13 @@ HWY_AFTER_NAMESPACE();
 namespace heed::mesa {
 
 HWY_EXPORT(BackwardImpl);
+HWY_EXPORT(BackwardMemoryImpl);
 
 void ComputeBackward(Context& ctx, const Call& call, const BackwardInputs& in, const Gradients& out) {
   HWY_DISPATCH_TABLE(BackwardImpl)[TargetIndex(ctx.allowed_targets())](ctx, call, in, out);
+}
+mechanism::Reservation BackwardMemory(const Context& ctx, const Call& call, DType dtype) {
+  return HWY_DISPATCH_TABLE(BackwardMemoryImpl)[TargetIndex(ctx.allowed_targets())](call, dtype);
 }
 
 }  // namespace heed::mesa

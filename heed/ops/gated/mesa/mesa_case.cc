@@ -24,43 +24,35 @@ namespace {
 
 using mechanism::Shape;
 using mechanism::Views;
-using Problem = mechanism::StateProblem<BackwardInputs, Options>;
+using Form = mechanism::Form<Inputs, BackwardInputs, Options, Outputs, Gradients>;
+using Problem = Form::Problem;
 
 constexpr mechanism::DifferentiableInput<BackwardInputs, Gradients> kInputs[] = {
-    {"q", &BackwardInputs::q, &Gradients::dq},
-    {"k", &BackwardInputs::k, &Gradients::dk},
-    {"v", &BackwardInputs::v, &Gradients::dv},
-    {"beta", &BackwardInputs::beta, &Gradients::dbeta},
-    {"lamb", &BackwardInputs::lamb, &Gradients::dlamb},
-    {"log_decay", &BackwardInputs::log_decay, &Gradients::dlog_decay},
-    {"initial_state", &BackwardInputs::initial_state, &Gradients::dinitial_state}};
+    {"q", "BTHK", &BackwardInputs::q, &Gradients::dq},
+    {"k", "BTHK", &BackwardInputs::k, &Gradients::dk},
+    {"v", "BTHV", &BackwardInputs::v, &Gradients::dv},
+    {"beta", "BTH", &BackwardInputs::beta, &Gradients::dbeta, false, true},
+    {"lamb", "HK", &BackwardInputs::lamb, &Gradients::dlamb, false, true},
+    {"log_decay", "BTH", &BackwardInputs::log_decay, &Gradients::dlog_decay, true, true},
+    {"initial_state", "", &BackwardInputs::initial_state, &Gradients::dinitial_state}};
 
-void Describe(Problem& p) {
-  mechanism::DescribeOutputs(kInputs, {p.in.q.size(2), p.in.q.size(3), p.in.q.size(3) + p.in.v.size(3)}, p);
-  if (p.pass != "forward") return;
-  p.outputs.push_back({"solution", mechanism::StateDType(p.in.q.dtype()), mechanism::SizesOf(p.in.q), {}});
+Shape ShapeOfState(const Problem& p) {
+  const int64_t K = p.in.q.size(3);
+  return {mechanism::NumSequences(p), p.in.q.size(2), K, K + p.in.v.size(3)};
 }
+constexpr mechanism::Result<BackwardInputs, Options, Outputs> kResults[] = {
+    {"o", &Outputs::o, &mechanism::ShapeOfRows<Problem>},
+    {"state", &Outputs::final_state, &ShapeOfState, nullptr, true},
+    {"solution", &Outputs::solution, [](const Problem& p) { return mechanism::SizesOf(p.in.q); },
+     &BackwardInputs::solution, true, true}};
 
-Gradients ToGradients(const Problem& p, Views views) { return mechanism::GradientsOf<Gradients>(p, kInputs, views); }
+constexpr Form kForm = {"mesa", kInputs, kResults, &Forward, &Backward, &Explain, &BackwardWorkspace, &Step};
 
 void RunReference(Solver solver, const Problem& p, Views views) {
-  if (p.pass == "backward") return BackwardReferenceBy(solver, p.in, p.options, ToGradients(p, views));
-  if (p.pass == "step") return ReferenceBy(solver, p.in, p.options, {mechanism::WithToken(views[0]), views[1], {}});
-  ReferenceBy(solver, p.in, p.options, {views[0], views[1], views[2]});
-}
-
-void Run(const Problem& p, Context& ctx, Views views) {
-  if (p.pass == "backward") return Backward(ctx, p.in, p.options, ToGradients(p, views));
-  if (p.pass == "forward") return Forward(ctx, p.in, p.options, {views[0], views[1], views[2]});
-  mechanism::CopyElements(p.in.initial_state, views[1]);
-  StepInputs token;
-  token.q = mechanism::WithoutToken(p.in.q);
-  token.k = mechanism::WithoutToken(p.in.k);
-  token.v = mechanism::WithoutToken(p.in.v);
-  token.beta = mechanism::WithoutToken(p.in.beta);
-  token.lamb = p.in.lamb;
-  token.log_decay = mechanism::WithoutToken(p.in.log_decay);
-  Step(ctx, token, p.options, views[1], views[0]);
+  if (p.pass == "backward") {
+    return BackwardReferenceBy(solver, p.in, p.options, mechanism::GradientsOf(kForm, p, views));
+  }
+  ReferenceBy(solver, p.in, p.options, mechanism::OutputsOf(kForm, p, views));
 }
 
 double UnitRoundoff(const Problem& p) { return p.in.q.dtype() == DType::kF64 ? 0x1p-53 : 0x1p-24; }
@@ -101,37 +93,22 @@ void Tolerance(const Problem& p, Solver solver, Views expected, Views allowed) {
 
 Case ToCase(const Problem& problem) {
   const auto p = std::make_shared<const Problem>(problem);
-  Case c = mechanism::CaseOf("mesa", *p, kInputs, {{"solution", p->in.solution}});
+  Case c = mechanism::CaseOf(kForm, p);
   c.title +=
       " iterations=" + std::to_string(p->options.iterations) + " eps=" + std::to_string(p->options.eps) + " " + p->note;
-  c.run = [p](Context& ctx, Views views) { Run(*p, ctx, views); };
   c.reference = [p](Views expected, Views tolerance) {
     const Solver solver = SolverOf(*p);
     RunReference(solver, *p, expected);
     if (!tolerance.empty()) Tolerance(*p, solver, expected, tolerance);
   };
-  if (p->pass == "forward") {
-    c.timed = [p](Context& ctx, Views views) { Forward(ctx, p->in, p->options, {views[0], {}, {}}); };
-  }
-  const double K = static_cast<double>(p->in.q.size(3)), V = static_cast<double>(p->in.v.size(3));
   const double tokens = static_cast<double>(p->in.q.size(0) * p->in.q.size(1) * p->in.q.size(2));
-  // Pairs of tokens of a chunk; a step has none.
-  const double pairs = p->pass == "step" ? 2 : 32;
-  const double solution = static_cast<double>(p->options.iterations) * K * (2 * K + pairs);
-  const double around = (4 * K + pairs) * (K + V);
-  c.flops =
-      tokens * (p->pass != "backward" ? solution + around : (p->in.solution.present() ? 1 : 2) * solution + 4 * around);
+  const Flops each =
+      FlopsOf(p->in.q.size(3), p->in.v.size(3), p->options.iterations, p->pass == "step" ? 1 : kChunkTokens);
+  c.flops = tokens * (p->pass != "backward" ? each.solution + each.around
+                                            : (p->in.solution.present() ? 1 : 2) * each.solution + 4 * each.around);
   return c;
 }
 
-void FillUniform(const Buffer& buffer, uint64_t seed, double low, double high) {
-  mechanism::FillEach(buffer, seed, [low, high](Random& random) { return random.Uniform(low, high); });
-}
-// Keys of a length of about 1.
-void FillKeys(const Buffer& buffer, uint64_t seed) {
-  const double scale = 1 / std::sqrt(static_cast<double>(buffer.view().sizes().back()));
-  mechanism::FillEach(buffer, seed, [scale](Random& random) { return scale * random.Normal(); });
-}
 // H_kk = sum_i w_i w_i^T of K random rows of a length of about 1, H_kv = sum_i w_i u_i^T.
 void FillState(const Buffer& buffer, uint64_t seed) {
   const TensorView& t = buffer.view();
@@ -154,9 +131,7 @@ void FillState(const Buffer& buffer, uint64_t seed) {
 
 Case MakeCase(const CaseRequest& request) {
   const Sizes& s = request.sizes;
-  if (request.pass != "forward" && request.pass != "backward" && request.pass != "step") {
-    throw InvalidArgument("mesa: pass is " + request.pass + ", expected forward, backward or step");
-  }
+  mechanism::CheckPass(kForm, request);
   Problem p;
   p.pass = request.pass;
   p.note = request.variant;
@@ -167,12 +142,12 @@ Case MakeCase(const CaseRequest& request) {
   p.in.q = p.Keep(make(dtype, {s.B, T, s.Hq, s.D}).FillNormal(++seed));
   const Buffer k = make(dtype, {s.B, T, s.Hq, s.D}), beta = make(dtype, {s.B, T, s.Hq}),
                lamb = make(dtype, {s.Hq, s.D});
-  FillKeys(k, ++seed);
+  mechanism::FillRows(k, ++seed);
   p.in.k = p.Keep(k);
   p.in.v = p.Keep(make(dtype, {s.B, T, s.Hq, s.Dv}).FillNormal(++seed));
-  FillUniform(beta, ++seed, 0, 1);
+  mechanism::FillUniform(beta, ++seed, 0, 1);
   p.in.beta = p.Keep(beta);
-  FillUniform(lamb, ++seed, 0.5, 1.5);
+  mechanism::FillUniform(lamb, ++seed, 0.5, 1.5);
   p.in.lamb = p.Keep(lamb);
   if (!mechanism::Words(request.variant).Has("ungated")) {
     const Buffer g = make(dtype, {s.B, T, s.Hq});
@@ -186,12 +161,11 @@ Case MakeCase(const CaseRequest& request) {
   }
   if (request.pass == "backward") {
     p.in.d_o = p.Keep(make(dtype, {s.B, T, s.Hq, s.Dv}).FillNormal(++seed));
-    const Buffer o = make(dtype, {s.B, T, s.Hq, s.Dv}), solution = make(wide, {s.B, T, s.Hq, s.D});
     Context ctx(1);
-    Forward(ctx, p.in, p.options, {o.view(), {}, solution.view()});
-    p.in.solution = p.Keep(solution);
+    const auto forward = [&](const auto&... arguments) { Forward(ctx, arguments...); };
+    mechanism::KeepResults(kForm, forward, p);
   }
-  Describe(p);
+  mechanism::DescribeOutputs(kForm, p);
   return ToCase(p);
 }
 
@@ -209,12 +183,12 @@ class Maker : mechanism::RandomArguments {
     p_.in.q = Tensor(dtype_, {B, T, H, K}, true);
     const Buffer k = Layout(dtype_, {B, T, H, K}, true), beta = Layout(of_token(), {B, T, H}, false),
                  lamb = Layout(of_token(), {H, K}, false);
-    FillKeys(k, ++seed_);
+    mechanism::FillRows(k, ++seed_);
     p_.in.k = p_.Keep(k);
     p_.in.v = Tensor(dtype_, {B, T, H, V}, true);
-    FillUniform(beta, ++seed_, 0, 1);
+    mechanism::FillUniform(beta, ++seed_, 0, 1);
     p_.in.beta = p_.Keep(beta);
-    FillUniform(lamb, ++seed_, 0.5, 2);
+    mechanism::FillUniform(lamb, ++seed_, 0.5, 2);
     p_.in.lamb = p_.Keep(lamb);
     if (Chance(0.75)) {
       const Buffer g = Layout(of_token(), {B, T, H}, false);
@@ -239,7 +213,7 @@ class Maker : mechanism::RandomArguments {
         p_.in.solution = p_.Keep(solution);
       }
     }
-    Describe(p_);
+    mechanism::DescribeOutputs(kForm, p_);
     return ToCase(p_);
   }
 
@@ -255,19 +229,17 @@ class Maker : mechanism::RandomArguments {
 }  // namespace
 
 OpEntry Entry() {
-  return {
-      .name = "mesa",
-      .family = "gated",
-      .passes = {"forward", "backward", "step"},
-      .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-      .variants = {"ungated"},
-      .flops =
-          "30 D (2 D + 32) + (4 D + 32) (D + Dv) per token and head, backward with x 30 D (2 D + 32) + 4 (4 D + 32) "
-          "(D + Dv)",
-      .bytes = "B Tq Hq (2 D + 2 Dv + 2) size",
-      .state = "B Hq D (D + Dv) 4",
-      .make_case = &MakeCase,
-      .random_case = [](DType dtype, uint64_t seed) { return Maker(dtype, seed).Make(); }};
+  return mechanism::WithVerbs(
+      {.family = "gated",
+       .variants = {"ungated"},
+       .flops =
+           "30 D (2 D + 32) + (4 D + 32) (D + Dv) per token and head, backward with x 30 D (2 D + 32) + 4 (4 D + 32) "
+           "(D + Dv)",
+       .bytes = "B Tq Hq (2 D + 2 Dv + 2) size",
+       .state = "B Hq D (D + Dv) 4",
+       .make_case = &MakeCase,
+       .random_case = [](DType dtype, uint64_t seed) { return Maker(dtype, seed).Make(); }},
+      kForm);
 }
 
 }  // namespace heed::mesa

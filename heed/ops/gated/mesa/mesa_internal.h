@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "heed/core/context.h"
+#include "heed/mechanism/plan_internal.h"
 #include "heed/mechanism/tokens_internal.h"
 #include "heed/ops/gated/mesa/mesa.h"
 
@@ -26,6 +27,21 @@ Call CheckBackward(const char* op, const BackwardInputs& in, const Options& opti
 // are one tensor.
 void ComputeForward(Context& ctx, const Call& call, const Inputs& in, const Outputs& out);
 void ComputeBackward(Context& ctx, const Call& call, const BackwardInputs& in, const Gradients& out);
+
+// The memory that these reserve for tensors of this dtype.
+mechanism::Reservation ForwardMemory(const Context& ctx, const Call& call, DType dtype);
+mechanism::Reservation BackwardMemory(const Context& ctx, const Call& call, DType dtype);
+
+inline constexpr int64_t kChunkTokens = 16;
+
+// Flops per token and head, whose chunk has `tokens` tokens: one solution, and the products around it.
+struct Flops {
+  double solution, around;
+};
+inline Flops FlopsOf(int64_t K, int64_t V, int64_t iterations, int64_t tokens) {
+  const auto k = static_cast<double>(K), v = static_cast<double>(V), pairs = static_cast<double>(2 * tokens);
+  return {static_cast<double>(iterations) * k * (2 * k + pairs), (4 * k + pairs) * (k + v)};
+}
 
 // The solver of the references. Magnitudes replace each number by a bound of its magnitude and of its rounding error
 // per unit of relative error, for tolerances.

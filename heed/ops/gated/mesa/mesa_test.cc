@@ -14,6 +14,7 @@
 
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
+#include "heed/harness/reserved_bytes.h"
 #include "heed/ops/gated/mesa/mesa_internal.h"
 
 namespace heed::mesa {
@@ -187,6 +188,58 @@ TEST(MesaTest, APositiveLogDecayIsZeroUnlessValuesAreChecked) {
   zero.lamb.Set({1, 3}, 0);
   EXPECT_THAT([&] { Forward(checks, zero.inputs(), {}, zero.outputs()); },
               ThrowsMessage<InvalidArgument>(HasSubstr("lamb has the value 0, expected values > 0")));
+}
+
+TEST(MesaTest, WorkspaceIsWhatThePassesReserve) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    const Fixture f(200, dtype);
+    const Buffer lamb(dtype, {2, 12});
+    BackwardInputs in;
+    static_cast<Inputs&>(in) = f.inputs();
+    in.d_o = f.v.view();
+    for (const int threads : {1, 3}) {
+      Context forward(threads), backward(threads);
+      Forward(forward, f.inputs(), {}, f.outputs());
+      EXPECT_EQ(ReservedBytes(forward), Workspace(forward, f.inputs(), {}));
+      EXPECT_EQ(ReservedBytes(forward), Explain(forward, f.inputs(), {}).workspace_bytes);
+      Backward(backward, in, {}, {.dk = f.solution.view(), .dlamb = lamb.view()});
+      EXPECT_EQ(ReservedBytes(backward), BackwardWorkspace(backward, f.inputs(), {}));
+    }
+  }
+}
+
+TEST(MesaTest, ExplainNeedsShapesAlone) {
+  const Context ctx(1);
+  const Fixture f(200);
+  const auto shape = [](std::initializer_list<int64_t> sizes, DType dtype = DType::kF32) {
+    return ConstTensorView(nullptr, dtype, sizes);
+  };
+  Inputs in = {.q = shape({2, 200, 2, 12}),
+               .k = shape({2, 200, 2, 12}),
+               .v = shape({2, 200, 2, 10}),
+               .beta = shape({2, 200, 2}),
+               .lamb = shape({2, 12}),
+               .log_decay = shape({2, 200, 2})};
+  const Explanation planned = Explain(ctx, in, {}), given = Explain(ctx, f.inputs(), {});
+  EXPECT_EQ(planned.kernel, "mesa_chunks");
+  EXPECT_EQ(planned.target, given.target);
+  EXPECT_EQ(planned.flops, 2 * 200 * 2 * (30 * 12 * (2 * 12 + 32) + (4 * 12 + 32) * (12 + 10)));
+  EXPECT_EQ(planned.flops, given.flops);
+  EXPECT_EQ(planned.bytes, 4 * 2 * (200 * 2 * (2 * 12 + 2 * 10 + 2) + 12));
+  EXPECT_EQ(planned.bytes, given.bytes);
+  EXPECT_EQ(planned.workspace_bytes, given.workspace_bytes);
+  Options options;
+  options.lengths = shape({2}, DType::kI64);  // without numbers, no token is left out
+  EXPECT_EQ(Explain(ctx, in, options).flops, planned.flops);
+  options.iterations = 0;
+  EXPECT_THAT([&] { Explain(ctx, in, options); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("mesa::Explain: iterations is 0, expected at least 1")));
+  in.beta = shape({2, 200, 3});
+  EXPECT_THAT([&] { Workspace(ctx, in, {}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("mesa::Workspace: beta has shape [2,200,3]")));
+  in.q = shape({2, 200, 2, 12}, DType::kI64);
+  EXPECT_THAT([&] { BackwardWorkspace(ctx, in, {}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("mesa::BackwardWorkspace: q has dtype i64, expected f64")));
 }
 
 TEST(MesaTest, ErrorsNameTheArgumentAndWriteNothing) {
