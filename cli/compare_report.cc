@@ -114,8 +114,8 @@ struct Section {
 };
 
 const std::vector<Section>& Sections() {
-  constexpr char kErrors[] = "rms error against {1}; max error in {0}";
-  constexpr char kTimes[] = "time of a call; visited pairs, workspace and state in {0}";
+  static constexpr char kErrors[] = "rms error against {1}; max error in {0}";
+  static constexpr char kTimes[] = "time of a call; visited pairs, workspace and state in {0}";
   static const std::vector<Section> sections = {
       {Kind::kExact,
        "Exact: errors are those of rounding",

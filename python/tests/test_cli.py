@@ -398,7 +398,8 @@ def test_compare_on_the_shipped_tensors():
         assert list(row) == FIELDS
         assert row["seconds"] > 0 and row["workspace_bytes"] > 0 and row["flops_per_second"] > 0 and row["roof"] > 0
         assert (row["state_bytes"] == 0) == (row["mechanism"] in (
-            "linformer", "longformer", "certified_attention", "efficient_attention", "performer"))
+            "linformer", "longformer", "certified_attention", "efficient_attention", "performer",
+            "wall_attention", "deltaformer"))
     exact = [row for row in compare["rows"] if row["mechanism"] == "attention"]
     causal = {row["dtype"]: row for row in exact if "causal" in row["options"]}
     assert list(causal) == ["f64", "f32", "bf16", "f16"] and causal["f64"]["max_error"] < 1e-13
