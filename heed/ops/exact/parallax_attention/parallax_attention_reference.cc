@@ -87,7 +87,7 @@ void ForReferenceRows(const Call& call, const Inputs& in, const std::function<vo
         }
         for (const double logit : x.logits) sum += std::exp(logit - most);
         x.lse = most + std::log(sum);
-        for (const double logit : x.logits) x.weights.push_back(std::exp(logit - x.lse));
+        for (const double logit : x.logits) x.weights.push_back(std::exp(logit - most) / sum);
         x.mean = Dot(x.weights, x.second);
         f(x);
       }
@@ -121,15 +121,16 @@ void BackwardReference(const BackwardInputs& in, const Options& options, const G
     const auto key = [&](size_t j) { return x.first_key + static_cast<int64_t>(j); };
     const Vector q = RowOf(in.q, x.batch, x.row, x.head), r = RowOf(in.r, x.batch, x.row, x.head),
                  d_o = RowOf(in.d_o, x.batch, x.row, x.head);
-    // <o, d_o> is a function of the weights P and of t: sum_j P_j (1 + sum_l P_l t_l - t_j) g_j.
-    Vector g, of_weights, dq(q.size()), dr(r.size());
+    // <o, d_o> is a function of the weights P and of t: sum_j P_j (1 + sum_l P_l t_l - t_j) g_j. Its derivative by P_j
+    // is (1 + a - t_j) (g_j - mean) but for a term that is the same for all j, which the softmax removes.
+    Vector g, centred, dq(q.size()), dr(r.size());
     for (size_t j = 0; j < x.weights.size(); ++j) g.push_back(Dot(d_o, RowOf(in.v, x.batch, key(j), key_head)));
     const double mean = Dot(x.weights, g);
-    for (size_t j = 0; j < g.size(); ++j) of_weights.push_back((1 + x.mean - x.second[j]) * g[j] + x.second[j] * mean);
-    const double of_sum = Dot(x.weights, of_weights),
+    for (size_t j = 0; j < g.size(); ++j) centred.push_back((1 + x.mean - x.second[j]) * (g[j] - mean));
+    const double of_sum = Dot(x.weights, centred),
                  of_lse = in.d_lse.present() ? At(in.d_lse, {x.batch, x.head, x.row}) : 0;
     for (size_t j = 0; j < g.size(); ++j) {
-      const double P = x.weights[j], of_logit = call.scale * P * (of_weights[j] - of_sum + of_lse),
+      const double P = x.weights[j], of_logit = call.scale * P * (centred[j] - of_sum + of_lse),
                    of_second = P * (mean - g[j]);
       const Vector k = RowOf(in.k, x.batch, key(j), key_head);
       Add(of_logit, k, dq);
