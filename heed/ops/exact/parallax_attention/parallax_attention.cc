@@ -10,9 +10,11 @@
 #include <utility>
 #include <vector>
 
+#include "heed/core/dispatch.h"
 #include "heed/core/os.h"
 #include "heed/mechanism/check_internal.h"
 #include "heed/mechanism/tokens_internal.h"
+#include "heed/ops/exact/common/token_blocks_internal.h"
 #include "heed/ops/exact/parallax_attention/parallax_attention_internal.h"
 
 namespace heed::parallax_attention {
@@ -28,8 +30,8 @@ DType DTypeOf(const TensorView& t, DType dtype, bool wide) {
 }
 
 // Checks that it is a float [B, T, heads, channels], and neither heads nor channels are 0.
-void CheckRows(const char* op, const char* name, const ConstTensorView& t, const char* shape) {
-  mechanism::CheckFloat(op, name, t);
+void CheckRows(const char* op, const char* name, const ConstTensorView& t, const char* shape, bool data) {
+  mechanism::CheckFloat(op, name, t, data);
   if (t.rank() != 4) Fail(op, name, "has shape " + t.ShapeString(), shape);
   for (const int axis : {2, 3}) {
     if (t.size(axis) < 1) {
@@ -38,11 +40,12 @@ void CheckRows(const char* op, const char* name, const ConstTensorView& t, const
   }
 }
 
-// Checks the inputs and options, and adds them to `apart`.
-Call CheckedInputs(const char* op, const Inputs& in, const Options& options, mechanism::Apart& apart) {
-  CheckRows(op, "q", in.q, "[B, Tq, H, D]");
-  CheckRows(op, "k", in.k, "[B, Tk, Hkv, D]");
-  CheckRows(op, "v", in.v, "[B, Tk, Hkv, Dv]");
+// Checks the inputs and options, and adds them to `apart`. Without `data`, pointers may be null.
+Call CheckedInputs(const char* op, const Inputs& in, const Options& options, mechanism::Apart& apart,
+                   bool data = true) {
+  CheckRows(op, "q", in.q, "[B, Tq, H, D]", data);
+  CheckRows(op, "k", in.k, "[B, Tk, Hkv, D]", data);
+  CheckRows(op, "v", in.v, "[B, Tk, Hkv, Dv]", data);
   Call call;
   call.B = in.q.size(0);
   call.Tq = in.q.size(1);
@@ -61,7 +64,7 @@ Call CheckedInputs(const char* op, const Inputs& in, const Options& options, mec
                                           {"r", in.r, of_rows},
                                           {"k", in.k, Axes{call.B, call.Tk, call.Hkv, call.D}},
                                           {"v", in.v, Axes{call.B, call.Tk, call.Hkv, call.Dv}}}) {
-    CheckTensor(op, name, view, shape, dtype, true);
+    CheckTensor(op, name, view, shape, dtype, data);
     CheckContiguousRows(op, name, view);
   }
   if (call.Tq > call.Tk || (call.Tq < call.Tk && options.cu_seqlens.present())) {
@@ -73,7 +76,7 @@ Call CheckedInputs(const char* op, const Inputs& in, const Options& options, mec
   call.window = options.window;
   call.scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(call.D)));
   if (!std::isfinite(call.scale)) Fail(op, "scale", "is " + mechanism::Text(call.scale), "a finite number");
-  call.sequences = mechanism::RangesOf(op, "k", in.k, options);
+  call.sequences = mechanism::RangesOf(op, "k", in.k, options, 1, data);
   for (const auto& [name, view] : {std::pair{"q", in.q},
                                    {"r", in.r},
                                    {"k", in.k},
@@ -84,6 +87,12 @@ Call CheckedInputs(const char* op, const Inputs& in, const Options& options, mec
     apart.Reads(name, view);
   }
   return call;
+}
+
+// Checks a call that is only planned.
+Call Planned(const char* op, const Inputs& in, const Options& options) {
+  mechanism::Apart apart;
+  return CheckedInputs(op, in, options, apart, false);
 }
 
 // The rows of each sequence, as tokens of q.
@@ -97,6 +106,22 @@ std::vector<mechanism::TokenRange> RowsOf(const Call& call) {
 }
 
 }  // namespace
+
+double Pairs(const Call& call, bool whole) {
+  constexpr int64_t kBlock = token_blocks::kBlock;
+  double pairs = 0;
+  for (const mechanism::TokenRange& s : call.sequences) {
+    for (int64_t t = std::max<int64_t>(call.first() - s.begin, 0); t < s.end - s.begin; ++t) {
+      int64_t first = call.first_key(t), end = t + 1;
+      if (whole) {  // the block's first row sees the first keys
+        first = call.first_key(std::max(t / kBlock * kBlock, call.first() - s.begin)) / kBlock * kBlock;
+        end = std::min((t / kBlock + 1) * kBlock, s.end - s.begin);
+      }
+      pairs += static_cast<double>(end - first);
+    }
+  }
+  return pairs * static_cast<double>(call.H);
+}
 
 Call CheckForward(const char* op, const Inputs& in, const Options& options, const Outputs& out, bool wide) {
   mechanism::Apart apart;
@@ -176,6 +201,28 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
   const Call call = CheckBackward("parallax_attention::Backward", in, options, out, false);
   ComputeBackward(ctx, call, in, out);
   ClearExcluded(call, out);
+}
+
+int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
+  return ForwardMemory(ctx, Planned("parallax_attention::Workspace", in, options), in.q.dtype()).bytes(ctx);
+}
+
+int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
+  return BackwardMemory(ctx, Planned("parallax_attention::BackwardWorkspace", in, options), in.q.dtype()).bytes(ctx);
+}
+
+Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
+  const Call call = Planned("parallax_attention::Explain", in, options);
+  Explanation e;
+  e.kernel = "parallax_blocks";
+  e.target = TargetName(ctx.allowed_targets());
+  e.why = "tiles of 64 rows pass over blocks of 64 keys, with an online softmax and an online covariance";
+  e.flops = 4 * static_cast<double>(call.D + call.Dv) * Pairs(call, false);
+  e.visited_pairs = Pairs(call, true);
+  e.bytes = static_cast<double>(call.B * call.Tq * call.H * call.Dv) * static_cast<double>(SizeOf(in.q.dtype()));  // o
+  for (const ConstTensorView* t : {&in.q, &in.r, &in.k, &in.v}) e.bytes += mechanism::Bytes(*t);
+  e.workspace_bytes = ForwardMemory(ctx, call, in.q.dtype()).bytes(ctx);
+  return e;
 }
 
 }  // namespace heed::parallax_attention

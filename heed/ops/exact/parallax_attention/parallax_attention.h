@@ -27,6 +27,7 @@
 #include "heed/core/context.h"
 #include "heed/core/export.h"
 #include "heed/core/tensor.h"
+#include "heed/mechanism/structs.h"
 
 namespace heed::parallax_attention {
 
@@ -104,6 +105,15 @@ HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& op
 
 // Computes what Backward does, written for reading, from all inputs but o, m, a and lse. Outputs may be f64.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
+
+// Bytes that the passes reserve in `ctx`, for all threads together. BackwardWorkspace is that of all gradients.
+HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
+
+using mechanism::Explanation;  // visited_pairs are those of whole blocks of 64 tokens
+
+// Describes what Forward would do. Data pointers may be null where only shapes are known.
+HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::parallax_attention
 

@@ -156,17 +156,28 @@ HWY_NOINLINE void BackwardTile(D d, const Call& call, const BackwardInputs& in, 
   StoreTile<S>(d, place, c.dr, c.Dp, out.dr);
 }
 
+mechanism::Reservation BackwardMemoryImpl(const Call& call, DType dtype) {
+  mechanism::Reservation memory;
+  WithTypes(dtype, [&](auto computed, auto) HWY_ATTR {
+    using T = decltype(computed);
+    const int64_t block_bytes = Sums<T>(call, nullptr).bytes;
+    const int64_t most = MostBlocks(Waves(call.sequences, call.Hkv, block_bytes));
+    memory.per_thread = BackwardScratch<T>(call, nullptr).bytes;
+    memory.shared = most * block_bytes;
+    memory.tables = most * int64_t{sizeof(TicketCounter)};
+  });
+  return memory;
+}
+
 void BackwardImpl(Context& ctx, const Call& call, const BackwardInputs& in, const Gradients& out) {
+  BackwardMemoryImpl(call, in.q.dtype()).Make(ctx);
   WithTypes(in.q.dtype(), [&](auto computed, auto stored) HWY_ATTR {
     using T = decltype(computed);
     using S = decltype(stored);
     const hn::ScalableTag<T> d;
     const int64_t block_bytes = Sums<T>(call, nullptr).bytes, Dp = Padded(call.D), Vp = Padded(call.Dv);
     const std::vector<std::vector<Unit>> waves = Waves(call.sequences, call.Hkv, block_bytes);
-    const int64_t most = MostBlocks(waves), longest = LongestUnit(waves);
-    ctx.ReserveShared(most * block_bytes);
-    ctx.ReserveTables(most * int64_t{sizeof(TicketCounter)});
-    ctx.ReserveScratch(BackwardScratch<T>(call, nullptr).bytes);
+    const int64_t longest = LongestUnit(waves);
     char* const shared = static_cast<char*>(ctx.Shared());
     TicketCounter* const tickets = static_cast<TicketCounter*>(ctx.Tables());
     const auto sums_of = [&](const Unit& unit, int64_t j) {
@@ -216,9 +227,13 @@ HWY_AFTER_NAMESPACE();
 namespace heed::parallax_attention {
 
 HWY_EXPORT(BackwardImpl);
+HWY_EXPORT(BackwardMemoryImpl);
 
 void ComputeBackward(Context& ctx, const Call& call, const BackwardInputs& in, const Gradients& out) {
   HWY_DISPATCH_TABLE(BackwardImpl)[TargetIndex(ctx.allowed_targets())](ctx, call, in, out);
+}
+mechanism::Reservation BackwardMemory(const Context& ctx, const Call& call, DType dtype) {
+  return HWY_DISPATCH_TABLE(BackwardMemoryImpl)[TargetIndex(ctx.allowed_targets())](call, dtype);
 }
 
 }  // namespace heed::parallax_attention

@@ -21,51 +21,31 @@ namespace heed::parallax_attention {
 namespace {
 
 using mechanism::Shape;
-using mechanism::SizesOf;
 using mechanism::Views;
-using Problem = mechanism::StateProblem<BackwardInputs, Options>;
+using Form = mechanism::Form<Inputs, BackwardInputs, Options, Outputs, Gradients>;
+using Problem = Form::Problem;
 
 constexpr mechanism::DifferentiableInput<BackwardInputs, Gradients> kInputs[] = {
-    {"q", &BackwardInputs::q, &Gradients::dq},
-    {"r", &BackwardInputs::r, &Gradients::dr},
-    {"k", &BackwardInputs::k, &Gradients::dk},
-    {"v", &BackwardInputs::v, &Gradients::dv}};
+    {"q", "BTHK", &BackwardInputs::q, &Gradients::dq},
+    {"r", "BTHK", &BackwardInputs::r, &Gradients::dr},
+    {"k", "BTGK", &BackwardInputs::k, &Gradients::dk},
+    {"v", "BTGV", &BackwardInputs::v, &Gradients::dv}};
 
-Shape ShapeOfO(const Inputs& in) { return {in.q.size(0), in.q.size(1), in.q.size(2), in.v.size(3)}; }
-Shape ShapeOfLse(const Inputs& in) { return {in.q.size(0), in.q.size(2), in.q.size(1)}; }
+constexpr mechanism::Result<BackwardInputs, Options, Outputs> kResults[] = {
+    {"o", &Outputs::o, &mechanism::ShapeOfRows<Problem>, &BackwardInputs::o},
+    {"m", &Outputs::m, &mechanism::ShapeOfRows<Problem>, &BackwardInputs::m, true, true},
+    {"a", &Outputs::a, &mechanism::ShapeOfSums<Problem>, &BackwardInputs::a, true, true},
+    {"lse", &Outputs::lse, &mechanism::ShapeOfSums<Problem>, &BackwardInputs::lse, true, true}};
 
-void Describe(Problem& p) {
-  if (p.pass == "backward") {
-    for (const auto& input : kInputs) {
-      const ConstTensorView& of = p.in.*input.from;
-      p.outputs.push_back({std::string("d") + input.name, of.dtype(), SizesOf(of), {}});
-    }
-    return;
-  }
-  const DType wide = mechanism::StateDType(p.in.q.dtype());
-  p.outputs = {{"o", p.in.q.dtype(), ShapeOfO(p.in), {}},
-               {"m", wide, ShapeOfO(p.in), {}},
-               {"a", wide, ShapeOfLse(p.in), {}},
-               {"lse", wide, ShapeOfLse(p.in), {}}};
-}
+constexpr Form kForm = {"parallax_attention", kInputs, kResults, &Forward, &Backward, &Explain, &BackwardWorkspace};
 
-// Keeps the gradients that a backward pass starts from, and the results of the forward pass, of the reference.
+// Keeps the gradients that a backward pass starts from, and the results of the reference.
 void StartBackward(const Buffer& d_o, const Buffer& d_lse, Problem& p) {
   p.pass = "backward";
   p.in.d_o = p.Keep(d_o);
   if (d_lse.present()) p.in.d_lse = p.Keep(d_lse);
-  const DType wide = mechanism::StateDType(p.in.q.dtype());
-  const Buffer o(p.in.q.dtype(), ShapeOfO(p.in)), m(wide, ShapeOfO(p.in)), a(wide, ShapeOfLse(p.in)),
-      lse(wide, ShapeOfLse(p.in));
-  Reference(p.in, p.options, {o.view(), m.view(), a.view(), lse.view()});
-  p.in.o = p.Keep(o);
-  p.in.m = p.Keep(m);
-  p.in.a = p.Keep(a);
-  p.in.lse = p.Keep(lse);
+  mechanism::KeepResults(kForm, &Reference, p);
 }
-
-Gradients ToGradients(const Problem& p, Views views) { return mechanism::GradientsOf<Gradients>(p, kInputs, views); }
-Outputs ToOutputs(Views views) { return {views[0], views[1], views[2], views[3]}; }
 
 // The bounds are to first order. u is 2^-24 or 2^-53. The error of a chain of n roundings is bounded by six standard
 // deviations of u / sqrt(3), which is chain(n) = 3.5 u sqrt(n). N is the number of keys of a row.
@@ -109,7 +89,7 @@ class Tolerance {
     constexpr char kOp[] = "parallax_attention::Tolerance";
     const bool backward = p_.pass == "backward";
     call_ = backward ? CheckBackward(kOp, p_.in, p_.options, {}, true)
-                     : CheckForward(kOp, p_.in, p_.options, ToOutputs(allowed_), true);
+                     : CheckForward(kOp, p_.in, p_.options, mechanism::OutputsOf(kForm, p_, allowed_), true);
     ForReferenceRows(call_, p_.in, [&](const ReferenceRow& row) { backward ? OfGradients(row) : OfResults(row); });
   }
 
@@ -228,64 +208,32 @@ class Tolerance {
 
 void RunReference(const Problem& p, Views expected, Views tolerance) {
   if (p.pass == "backward") {
-    BackwardReference(p.in, p.options, ToGradients(p, expected));
+    BackwardReference(p.in, p.options, mechanism::GradientsOf(kForm, p, expected));
   } else {
-    Reference(p.in, p.options, ToOutputs(expected));
+    Reference(p.in, p.options, mechanism::OutputsOf(kForm, p, expected));
   }
   if (tolerance.empty()) return;
   Tolerance(p, tolerance).Compute();
   mechanism::AllowErrors(p.in.q.dtype(), 1, p.outputs, expected, tolerance);
 }
 
-void Run(const Problem& p, Context& ctx, Views views) {
-  if (p.pass == "backward") return Backward(ctx, p.in, p.options, ToGradients(p, views));
-  Forward(ctx, p.in, p.options, ToOutputs(views));
-}
-
-// Pairs of a row and a key that it sees, over all sequences and heads.
-double Pairs(const Problem& p) {
-  double pairs = 0;
-  const int64_t first = p.in.k.size(1) - p.in.q.size(1), window = p.options.window;
-  for (const mechanism::TokenRange& s : mechanism::RangesOf("parallax_attention", "k", p.in.k, p.options)) {
-    for (int64_t t = std::max(s.begin, first); t < s.end; ++t) {
-      const int64_t keys = t - s.begin + 1;
-      pairs += static_cast<double>(window > 0 ? std::min(keys, window) : keys);
-    }
-  }
-  return pairs * static_cast<double>(p.in.q.size(2));
-}
-
 Case ToCase(const Problem& problem) {
   const auto p = std::make_shared<const Problem>(problem);
-  mechanism::NamedViews arguments;
-  for (const auto& input : kInputs) arguments.emplace_back(input.name, p->in.*input.from);
-  arguments.insert(arguments.end(), {{"o", p->in.o},
-                                     {"m", p->in.m},
-                                     {"a", p->in.a},
-                                     {"lse", p->in.lse},
-                                     {"d_o", p->in.d_o},
-                                     {"d_lse", p->in.d_lse},
-                                     {"lengths", p->options.lengths},
-                                     {"starts", p->options.starts},
-                                     {"cu_seqlens", p->options.cu_seqlens}});
-  Case c = mechanism::DescribedCase(std::string("parallax_attention ") + Name(p->in.q.dtype()), p->pass, arguments,
-                                    p->outputs);
+  Case c = mechanism::CaseOf(kForm, p);
   if (p->options.scale) c.title += " scale=" + std::to_string(*p->options.scale);
   if (p->options.window > 0) c.title += " window=" + std::to_string(p->options.window);
   c.title += " " + p->note;
-  c.run = [p](Context& ctx, Views views) { Run(*p, ctx, views); };
   c.reference = [p](Views expected, Views tolerance) { RunReference(*p, expected, tolerance); };
   const double D = static_cast<double>(p->in.q.size(3)), Dv = static_cast<double>(p->in.v.size(3));
-  c.pairs = Pairs(*p);
-  c.flops = c.pairs * (p->pass == "backward" ? 12 * D + 4 * Dv : 4 * (D + Dv));
+  c.flops = Explain(Context(1), p->in, p->options).flops;
+  c.pairs = c.flops / (4 * (D + Dv));
+  if (p->pass == "backward") c.flops = c.pairs * (12 * D + 4 * Dv);
   return c;
 }
 
 Case MakeCase(const CaseRequest& request) {
   const Sizes& s = request.sizes;
-  if (request.pass != "forward" && request.pass != "backward") {
-    throw InvalidArgument("parallax_attention: pass is " + request.pass + ", expected forward or backward");
-  }
+  mechanism::CheckPass(kForm, request);
   const int64_t Tk = std::max(s.Tq, s.Tk);
   Problem p;
   p.note = request.variant;
@@ -300,10 +248,10 @@ Case MakeCase(const CaseRequest& request) {
   p.in.k = p.Keep(normal(dtype, {s.B, Tk, s.Hkv, s.D}));
   p.in.v = p.Keep(normal(dtype, {s.B, Tk, s.Hkv, s.Dv}));
   if (request.pass == "backward") {
-    const Buffer d_o = normal(dtype, ShapeOfO(p.in));
-    StartBackward(d_o, normal(mechanism::StateDType(dtype), ShapeOfLse(p.in)), p);
+    const Buffer d_o = normal(dtype, mechanism::ShapeOfRows(p));
+    StartBackward(d_o, normal(mechanism::StateDType(dtype), mechanism::ShapeOfSums(p)), p);
   }
-  Describe(p);
+  mechanism::DescribeOutputs(kForm, p);
   return ToCase(p);
 }
 
@@ -330,10 +278,11 @@ class Maker : mechanism::RandomArguments {
     if (Chance(0.3)) p_.options.scale = random_.Pick({0.0, -0.5, 0.1, 1.0});
     if (Chance(0.3)) p_.options.window = Chance(0.8) ? Integer(1, 80) : INT64_MAX;
     if (Chance(0.5)) {
-      const Buffer d_o = Normal(dtype_, ShapeOfO(p_.in), true);
-      StartBackward(d_o, Chance(0.5) ? Normal(mechanism::StateDType(dtype_), ShapeOfLse(p_.in), false) : Buffer(), p_);
+      const Buffer d_o = Normal(dtype_, mechanism::ShapeOfRows(p_), true);
+      StartBackward(
+          d_o, Chance(0.5) ? Normal(mechanism::StateDType(dtype_), mechanism::ShapeOfSums(p_), false) : Buffer(), p_);
     }
-    Describe(p_);
+    mechanism::DescribeOutputs(kForm, p_);
     return ToCase(p_);
   }
 
@@ -348,16 +297,15 @@ class Maker : mechanism::RandomArguments {
 }  // namespace
 
 OpEntry Entry() {
-  return {.name = "parallax_attention",
-          .family = "exact",
-          .passes = {"forward", "backward"},
-          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = {"window=16"},
-          .flops = "4 (D + Dv) per pair that is seen, backward 12 D + 4 Dv; B Hq Tq (Tk - (Tq - 1) / 2) pairs",
-          .bytes = "(B Tq Hq (2 D + Dv) + B Tk Hkv (D + Dv)) size",
-          .state = "B Tk Hkv (D + Dv) size (the keys and values so far)",
-          .make_case = &MakeCase,
-          .random_case = [](DType dtype, uint64_t seed) { return Maker(dtype, seed).Make(); }};
+  return mechanism::WithVerbs(
+      {.family = "exact",
+       .variants = {"window=16"},
+       .flops = "4 (D + Dv) per pair that is seen, backward 12 D + 4 Dv; B Hq Tq (Tk - (Tq - 1) / 2) pairs",
+       .bytes = "(B Tq Hq (2 D + Dv) + B Tk Hkv (D + Dv)) size",
+       .state = "B Tk Hkv (D + Dv) size (the keys and values so far)",
+       .make_case = &MakeCase,
+       .random_case = [](DType dtype, uint64_t seed) { return Maker(dtype, seed).Make(); }},
+      kForm);
 }
 
 }  // namespace heed::parallax_attention

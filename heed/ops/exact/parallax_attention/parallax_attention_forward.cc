@@ -152,12 +152,19 @@ HWY_NOINLINE void ForwardTile(D d, const Call& call, const Inputs& in, const Out
   StoreTile<T>(d, place, c.m, c.Vp, out.m);
 }
 
+mechanism::Reservation ForwardMemoryImpl(const Call& call, DType dtype) {
+  mechanism::Reservation memory;
+  WithTypes(dtype, [&](auto computed, auto)
+                       HWY_ATTR { memory.per_thread = ForwardScratch<decltype(computed)>(call, nullptr).bytes; });
+  return memory;
+}
+
 void ForwardImpl(Context& ctx, const Call& call, const Inputs& in, const Outputs& out) {
+  ForwardMemoryImpl(call, in.q.dtype()).Make(ctx);
   WithTypes(in.q.dtype(), [&](auto computed, auto stored) HWY_ATTR {
     using T = decltype(computed);
     using S = decltype(stored);
     const hn::ScalableTag<T> d;
-    ctx.ReserveScratch(ForwardScratch<T>(call, nullptr).bytes);
     const std::vector<std::vector<Unit>> waves = Waves(call.sequences, call.Hkv, 0);  // at most one
     std::vector<Tile> tiles;
     for (int64_t i = LongestUnit(waves); i-- > 0;) {  // the longest first
@@ -181,9 +188,13 @@ HWY_AFTER_NAMESPACE();
 namespace heed::parallax_attention {
 
 HWY_EXPORT(ForwardImpl);
+HWY_EXPORT(ForwardMemoryImpl);
 
 void ComputeForward(Context& ctx, const Call& call, const Inputs& in, const Outputs& out) {
   HWY_DISPATCH_TABLE(ForwardImpl)[TargetIndex(ctx.allowed_targets())](ctx, call, in, out);
+}
+mechanism::Reservation ForwardMemory(const Context& ctx, const Call& call, DType dtype) {
+  return HWY_DISPATCH_TABLE(ForwardMemoryImpl)[TargetIndex(ctx.allowed_targets())](call, dtype);
 }
 
 }  // namespace heed::parallax_attention

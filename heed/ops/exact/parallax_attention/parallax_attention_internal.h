@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "heed/core/context.h"
+#include "heed/mechanism/plan_internal.h"
 #include "heed/mechanism/tokens_internal.h"
 #include "heed/ops/exact/parallax_attention/parallax_attention.h"
 
@@ -36,6 +37,14 @@ void ClearExcluded(const Call& call, const Gradients& out);
 // Compute a checked call: parallax_attention_forward.cc and parallax_attention_backward.cc.
 void ComputeForward(Context& ctx, const Call& call, const Inputs& in, const Outputs& out);
 void ComputeBackward(Context& ctx, const Call& call, const BackwardInputs& in, const Gradients& out);
+
+// The memory that the passes reserve for tensors of this dtype.
+mechanism::Reservation ForwardMemory(const Context& ctx, const Call& call, DType dtype);
+mechanism::Reservation BackwardMemory(const Context& ctx, const Call& call, DType dtype);
+
+// Pairs of a row and a key that it sees, over all sequences and query heads; with `whole`, those of whole blocks of 64
+// keys and rows.
+double Pairs(const Call& call, bool whole);
 
 // A row of a head as it is defined, and the keys that it sees, in doubles.
 struct ReferenceRow {

@@ -55,9 +55,8 @@ constexpr Word kTorchIncoming[] = {{"the gradient of o", false, &ReadRows<Call, 
                                    {"the gradient of lse", true, &ReadTensor<Call, &BackwardInputs::d_lse>}};
 
 // Reads a call; what determines the shapes of results is present afterwards, with its rank.
-void ReadCall(const char* op, const Words& words, size_t num_positional, const nb::args& args, const nb::kwargs& kwargs,
-              Call& call) {
-  Read<Call>(op, words, num_positional, args.ptr(), kwargs.ptr(), call);
+void ReadCall(const char* op, const Words& words, size_t num_positional, PyObject* args, PyObject* kwargs, Call& call) {
+  Read<Call>(op, words, num_positional, args, kwargs, call);
   for (const auto& [name, x, axes] : {std::tuple{"q", call.in.q, "[B, Tq, H, D]"},
                                       {"k", call.in.k, "[B, Tk, Hkv, D]"},
                                       {"v", call.in.v, "[B, Tk, Hkv, Dv]"}}) {
@@ -67,10 +66,14 @@ void ReadCall(const char* op, const Words& words, size_t num_positional, const n
   if (!call.in.r.present()) FailMissing(op, "r");
 }
 
-nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
+const Words& ForwardWords() {
   static const Words words = Joined<Call>({kInputs, kOptions, kReturns, kThreads});
+  return words;
+}
+
+nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
   Call call;
-  ReadCall(kOp, words, 4, args, kwargs, call);
+  ReadCall(kOp, ForwardWords(), 4, args.ptr(), kwargs.ptr(), call);
   const ConstTensorView& q = call.in.q;
   const DType wide = q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
   const std::vector<int64_t> rows = {q.size(0), q.size(1), q.size(2), call.in.v.size(3)},
@@ -99,7 +102,7 @@ nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
 nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::kwargs& kwargs) {
   static const Words words = Joined<Call>({kGradientOfO, kInputs, kResults, kGradientOfLse, kOptions, kThreads});
   Call call;
-  ReadCall(kBackwardOp, words, 9, args, kwargs, call);
+  ReadCall(kBackwardOp, words, 9, args.ptr(), kwargs.ptr(), call);
   for (const auto& [name, x] :
        {std::pair{"do", call.in.d_o}, {"o", call.in.o}, {"m", call.in.m}, {"a", call.in.a}, {"lse", call.in.lse}}) {
     if (!x.present()) FailMissing(kBackwardOp, name);
@@ -118,6 +121,13 @@ void RunTorchBackward(const nb::args& args) {
   static const Words words = Joined<Call>({kTorchIncoming, kInputs, kResults, kGradients, kOptions, kThreads});
   RunForTorch<Call>(Caller::kTorch, kBackwardOp, words, args,
                     [](Context& ctx, Call& call) { Backward(ctx, call.in, call.options, call.gradients); });
+}
+
+nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
+  Call call;
+  call.arrays.AllowShapes(dtype);
+  ReadCall(kOp, ForwardWords(), 4, nullptr, kwargs, call);
+  return Explained(kOp, num_threads, call, &Explain);
 }
 
 constexpr char kInPython[] = R"(
@@ -185,6 +195,7 @@ void Bind(nb::module_& m) {
       Docstring(doc::kBackward, backward, {kSaid, doc::kParallaxAttentionFields}, kBackwardInPython).c_str());
   m.def("_torch_parallax_attention", &RunTorch);
   m.def("_torch_parallax_attention_backward", &RunTorchBackward);
+  RegisterExplain(kOp, &RunExplain);
 }
 
 }  // namespace heed::parallax_attention

@@ -8,12 +8,14 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
+#include "heed/harness/reserved_bytes.h"
 #include "heed/ops/exact/attention/attention.h"
 
 namespace heed::parallax_attention {
@@ -335,6 +337,44 @@ TEST(ParallaxAttentionTest, GradientsThatAreNotRequestedAreNotComputed) {
     Backward(ctx, in, {}, only);
     EXPECT_TRUE(SameBits(only.*fields[one], all.gradients().*fields[one])) << one;
   }
+}
+
+TEST(ParallaxAttentionTest, WorkspaceIsWhatThePassesReserve) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    const Fixture f(200, dtype);
+    for (const int threads : {1, 3}) {
+      Context forward(threads), backward(threads);
+      Forward(forward, f.inputs(), {}, f.outputs());
+      EXPECT_EQ(ReservedBytes(forward), Workspace(forward, f.inputs(), {}));
+      EXPECT_EQ(ReservedBytes(forward), Explain(forward, f.inputs(), {}).workspace_bytes);
+      Backward(backward, f.backward(), {}, f.gradients());
+      EXPECT_EQ(ReservedBytes(backward), BackwardWorkspace(backward, f.inputs(), {}));
+    }
+  }
+}
+
+TEST(ParallaxAttentionTest, ExplainNeedsShapesAlone) {
+  const Context ctx(1);
+  const auto shape = [](std::initializer_list<int64_t> sizes, DType dtype = DType::kF32) {
+    return ConstTensorView(nullptr, dtype, sizes);
+  };
+  Inputs in = {.q = shape({2, 200, 4, 12}),
+               .r = shape({2, 200, 4, 12}),
+               .k = shape({2, 200, 2, 12}),
+               .v = shape({2, 200, 2, 10})};
+  const Explanation e = Explain(ctx, in, {});
+  EXPECT_EQ(e.kernel, "parallax_blocks");
+  EXPECT_EQ(e.flops, 2 * 4 * 200 * 201 / 2 * (4 * (12 + 10)));
+  EXPECT_EQ(e.visited_pairs, 2 * 4 * (64 * (64 + 128 + 192) + 8 * 200));
+  EXPECT_EQ(e.bytes, 4 * 2 * 200 * (2 * 4 * 12 + 4 * 10 + 2 * (12 + 10)));
+  EXPECT_EQ(Explain(ctx, in, {.window = 1}).flops, 2 * 4 * 200 * (4 * (12 + 10)));
+  EXPECT_EQ(Explain(ctx, in, {.window = 1}).visited_pairs, 2 * 4 * (64 * (64 + 64 + 64) + 8 * 8));
+  in.q = in.r = shape({2, 1, 4, 12});  // decoding
+  EXPECT_EQ(Explain(ctx, in, {}).flops, 2 * 4 * 200 * (4 * (12 + 10)));
+  EXPECT_EQ(Explain(ctx, in, {}).visited_pairs, 2 * 4 * 200);
+  in.r = shape({2, 1, 3, 12});
+  EXPECT_THAT([&] { Workspace(ctx, in, {}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("parallax_attention::Workspace: r has shape [2,1,3,12]")));
 }
 
 TEST(ParallaxAttentionTest, ErrorsNameTheArgumentAndWriteNothing) {
