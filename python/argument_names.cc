@@ -25,6 +25,7 @@ constexpr Renamed kOfPython[] = {
     {"longformer_backward", "o", "o"},
     {"merge_linear", "o", "o"},
     {"merge_linear_backward", "o", "o"},
+    {"parallax_attention_backward", "o", "o"},
     {"path_attention_backward", "o", "o"},
     {"wall_attention_backward", "o", "o"},
     {"", "o", "out"},

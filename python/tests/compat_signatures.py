@@ -66,6 +66,9 @@ fla.ops.mesa_net.chunk.chunk_mesa_net(q, k, v, g, beta, lamb, h_kk_init=None, h_
 fla.ops.mesa_net.decoding_one_step.mesa_net_decoding_one_step(q, k, v, g, lamb, beta, prev_h_kk, prev_h_kv,
     max_CG_iteration=30)
 fla.ops.deltaformer.parallel.deltaformer_attn(q, k, v, beta=None, attention_mask=None, cu_seqlens=None, C=512)
+fla.ops.parallax.parallel.parallel_parallax(q, r, k, v, scale=None, window_size=None, cu_seqlens=None, **kwargs)
+fla.ops.parallax.decode.parallax_decode(q, r, k, v, scale=None, window_size=None, cache_start=None)
+fla.ops.parallax.decode.parallax_decode_one_step(q, r, k, v, scale=None, window_size=None, cache_start=None)
 fla.ops.path_attn.parallel.parallel_path_attn(q, k, v, w, beta, g=None, scale=None, cu_seqlens=None, use_cache=False)
 fla.ops.wall_attn.parallel.parallel_wall_attn(q, k, v, g, *, g_scalar=None, sink_bias=None, scale=None,
     window_size=None, cu_seqlens=None)

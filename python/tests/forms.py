@@ -6,7 +6,7 @@ import heed
 B, T, H, K, V = 2, 70, 4, 8, 5
 STATES = ("log_linear_attention", "mesa", "ttt_linear", "titans")
 COUNTED = ("log_linear_attention", "ttt_linear", "titans")  # a step takes the number of tokens
-SOFTMAX = ("path_attention", "wall_attention", "deltaformer")
+SOFTMAX = ("path_attention", "wall_attention", "deltaformer", "parallax_attention")
 NAMES = (*STATES, *SOFTMAX, "attention_residual")
 OPTIONAL = {"log_linear_attention": {"log_decay"}, "mesa": {"log_decay"}, "ttt_linear": {"lr"},
             "path_attention": {"log_forget"}, "wall_attention": {"log_forget"}, "deltaformer": {"beta", "w"},
@@ -39,6 +39,7 @@ def arrays(name, dtype=np.float64, T=T, optional=True):
         "path_attention": {**grouped, "w": unit(*keys), "beta": 2 * rng.random(gates), "log_forget": decay(B, T, H)},
         "wall_attention": {**grouped, "log_decay": decay(*rows), "log_forget": decay(B, T, H)},
         "deltaformer": {**grouped, "beta": rng.random(gates), "w": rng.standard_normal(keys)},
+        "parallax_attention": {"q": grouped["q"], "r": rng.standard_normal(rows), "k": grouped["k"], "v": grouped["v"]},
         "attention_residual": {"query": rng.standard_normal(K), "residuals": rng.standard_normal((5, B, T, K)),
                                "weight": rng.random(K)},
     }

@@ -96,6 +96,8 @@ WALL = {"q": zeros(2, 6, 4, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 2, 5), 
         "log_forget": zeros(2, 6, 4), "scale": 0.5}
 DELTAFORMER = {"q": zeros(2, 6, 4, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 2, 5), "beta": zeros(2, 6, 2),
                "w": zeros(2, 6, 2, 8), "scale": 0.5}
+PARALLAX = {"q": zeros(2, 6, 4, 8), "r": zeros(2, 6, 4, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 2, 5),
+            "scale": 0.5, "window": 3}
 RESIDUALS = {"query": zeros(8), "residuals": zeros(3, 2, 5, 8), "weight": zeros(8)}
 CALLS = {
     "advise": [{**SELF, "mechanisms": ["attention"], "dtypes": ["f32"]}],
@@ -129,6 +131,10 @@ CALLS = {
     "mesa_step": [{"q": zeros(2, 2, 8), "k": zeros(2, 2, 8), "v": zeros(2, 2, 5), "beta": zeros(2, 2),
                    "lamb": zeros(2, 8), "state": zeros(2, 2, 8, 13), "log_decay": zeros(2, 2), "iterations": 3,
                    "eps": 0.1}],
+    "parallax_attention": [PARALLAX | {"lengths": [6, 5], "starts": [0, 1], "return_means": True, "return_lse": True}],
+    "parallax_attention_backward": [{"do": zeros(2, 6, 4, 5), **PARALLAX, "o": zeros(2, 6, 4, 5),
+                                     "m": zeros(2, 6, 4, 5), "a": zeros(2, 4, 6), "lse": zeros(2, 4, 6),
+                                     "dlse": zeros(2, 4, 6)}],
     "path_attention": [PATH | {"lengths": [6, 5], "starts": [0, 1], "return_lse": True}],
     "path_attention_backward": [{"do": zeros(2, 6, 4, 5), **PATH, "o": zeros(2, 6, 4, 5), "lse": zeros(2, 4, 6),
                                  "dlse": zeros(2, 4, 6)}],

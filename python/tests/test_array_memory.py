@@ -150,6 +150,10 @@ def calls():
     yield "deltaformer", deltaformer
     yield "deltaformer_backward", {"do": normal(2, 6, 4, 5), **deltaformer, "o": normal(2, 6, 4, 5),
                                    "u": normal(2, 6, 2, 5), "lse": normal(2, 4, 6)}
+    parallax = {"q": normal(2, 6, 4, 8), "r": normal(2, 6, 4, 8), "k": normal(2, 6, 2, 8), "v": normal(2, 6, 2, 5)}
+    yield "parallax_attention", parallax
+    yield "parallax_attention_backward", {"do": normal(2, 6, 4, 5), **parallax, "o": normal(2, 6, 4, 5),
+                                          "m": normal(2, 6, 4, 5), "a": normal(2, 4, 6), "lse": normal(2, 4, 6)}
     residuals = {"query": normal(8), "residuals": normal(3, 2, 6, 8), "weight": normal(8)}
     yield "attention_residual", residuals
     yield "attention_residual_backward", {"do": normal(2, 6, 8), **residuals}

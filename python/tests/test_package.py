@@ -51,6 +51,7 @@ def test_public_names():
                  "mesa", "mesa_backward", "mesa_step", "MesaGradients",
                  "titans", "titans_backward", "titans_step", "TitansGradients",
                  "ttt_linear", "ttt_linear_backward", "ttt_linear_step", "TttLinearGradients",
+                 "parallax_attention", "parallax_attention_backward", "ParallaxAttentionGradients",
                  "path_attention", "path_attention_backward", "path_attention_keys", "PathAttentionGradients",
                  "wall_attention", "wall_attention_backward", "wall_attention_keys", "WallAttentionGradients",
                  "deltaformer", "deltaformer_backward", "deltaformer_values", "DeltaformerGradients",

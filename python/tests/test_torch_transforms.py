@@ -72,6 +72,8 @@ def case(name):
         "nsa": (lambda *x: heed.torch.nsa(*x[:4], compressed=x[4:], block=2, count=4, window=2),
                 [normal(2, 9, 2, 4), normal(2, 9, 1, 4), normal(2, 9, 1, 3), normal(2, 9, 2, 3), normal(2, 4, 1, 4),
                  normal(2, 4, 1, 3)]),
+        "parallax_attention": (lambda *x: heed.torch.parallax_attention(*x, window=4),
+                               [q, normal(2, 5, 2, 4, seed=4), k, v]),
         "path_attention": (lambda *x: heed.torch.path_attention(*x[:3], 0.3 * x[3], x[4].square(), -x[5].exp()),
                            [q, normal(2, 5, 1, 4, seed=2), normal(2, 5, 1, 3, seed=3), normal(2, 5, 1, 4, seed=4),
                             normal(2, 5, 1), normal(2, 5, 2)]),
@@ -92,8 +94,8 @@ def case(name):
 
 OPERATORS = [*NAMES, *scans.DESCRIPTIONS, "attention", "attention_residual", "causal_conv1d",
              "compressed_attention", "deltaformer", "gated_rows", "linformer", "log_linear_attention", "longformer",
-             "merge_linear", "mesa", "nsa", "path_attention", "rotary", "t5_bias", "titans", "token_shift",
-             "ttt_linear", "wall_attention"]
+             "merge_linear", "mesa", "nsa", "parallax_attention", "path_attention", "rotary", "t5_bias", "titans",
+             "token_shift", "ttt_linear", "wall_attention"]
 LINEAR = ["rotary", "t5_bias"]  # whose derivative of forward mode is the operator itself
 
 
@@ -188,7 +190,8 @@ def test_checkpoints_recompute_states(name, reentrant):
 
 # The backward passes of these keep their results.
 @pytest.mark.parametrize("name", [x for x in OPERATORS if x not in (
-    "attention", "compressed_attention", "deltaformer", "longformer", "path_attention", "wall_attention")])
+    "attention", "compressed_attention", "deltaformer", "longformer", "parallax_attention", "path_attention",
+    "wall_attention")])
 def test_a_result_may_be_changed_in_place_before_backward(name):
     function, inputs = case(name)
     expected = gradients(lambda *x: 2 * function(*x), inputs)

@@ -1,6 +1,6 @@
 # The functions of fla.ops that are softmax attention, or whose arguments are unlike those of all others.
 """parallel_attn and its relatives, native sparse attention, mixtures of blocks, attention residuals, log-linear
-attention, MesaNet, TTT-Linear, PaTH, Wall attention, DeltaFormer, Based, RWKV-4."""
+attention, MesaNet, TTT-Linear, PaTH, Wall attention, DeltaFormer, Parallax, Based, RWKV-4."""
 
 from __future__ import annotations
 
@@ -33,11 +33,14 @@ PLACES = {
     "fused_chunk_ttt_linear": "ttt.fused_chunk",
     "fused_recurrent_rwkv4": "rwkv4.fused_recurrent",
     "mesa_net_decoding_one_step": "mesa_net.decoding_one_step",
+    "parallax_decode": "parallax.decode",
+    "parallax_decode_one_step": "parallax.decode",
     "parallel_attn": "attn.parallel",
     "parallel_based": "based.parallel",
     "parallel_forgetting_attn": "forgetting_attn.parallel",
     "parallel_moba": "moba.parallel",
     "parallel_nsa": "nsa.parallel",
+    "parallel_parallax": "parallax.parallel",
     "parallel_path_attn": "path_attn.parallel",
     "parallel_wall_attn": "wall_attn.parallel",
 }
@@ -345,6 +348,27 @@ def deltaformer_attn(q, k, v, beta=None, attention_mask=None, cu_seqlens=None, C
     _, u = heed.torch.deltaformer(q, k, v, beta, return_u=True)
     o = heed.torch.attention(q, k, u, causal=True, mask=kept[:, None, None])
     return o.masked_fill(~kept[..., None, None], 0)
+
+
+@speaking(window="window_size")
+def parallel_parallax(q, r, k, v, scale=None, window_size=None, cu_seqlens=None, *, head_first=False):
+    """Parallax attention."""
+    refuse("parallel_parallax", "head_first", head_first, False)
+    return heed.torch.parallax_attention(q, r, k, v, scale=scale, window=window_size, cu_seqlens=cu_seqlens)
+
+
+@speaking(window="window_size", starts="cache_start")
+def parallax_decode(q, r, k, v, scale=None, window_size=None, cache_start=None):
+    """Parallax attention of the last tokens of k; cache_start [B] is the first key of each sequence."""
+    return heed.torch.parallax_attention(q, r, k, v, scale=scale, window=window_size, starts=cache_start)
+
+
+def parallax_decode_one_step(q, r, k, v, scale=None, window_size=None, cache_start=None):
+    """parallax_decode of one token."""
+    _dispatch.check_tensors("parallax_decode_one_step", q=q)
+    if q.dim() != 4 or q.shape[1] != 1:
+        raise InvalidArgument(f"parallax_decode_one_step: q has shape {list(q.shape)}, expected [B, 1, HQ, D]")
+    return parallax_decode(q, r, k, v, scale, window_size, cache_start)
 
 
 # --- sparse attention -------------------------------------------------------------------------------------------------

@@ -425,7 +425,6 @@ _LACKING = {
     "chunk_titans_linear": "titans.naive",
     "fused_recurrent_gated_oja_rule": "gated_oja_rule.fused_recurrent",
     "fused_recurrent_gsa": "gsa.fused_recurrent",
-    "parallel_parallax": "parallax.parallel",
     "parallel_rebased": "rebased.parallel",
     "parallel_wall_attn_decode": "wall_attn.decode",
 }

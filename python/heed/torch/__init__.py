@@ -31,6 +31,7 @@ from heed.torch._merge_linear import merge_linear
 from heed.torch._mesa import mesa, mesa_step
 from heed.torch._multihead import MultiheadAttention
 from heed.torch._nsa import nsa
+from heed.torch._parallax_attention import parallax_attention
 from heed.torch._path_attention import path_attention, path_attention_keys
 from heed.torch._provider import provider_stats
 from heed.torch._sdpa import replace_sdpa, scaled_dot_product_attention
@@ -66,6 +67,7 @@ __all__ = [
     "mesa_step",
     "nsa",
     "orthogonal_features",
+    "parallax_attention",
     "path_attention",
     "path_attention_keys",
     "pattern_from_block_mask",
