@@ -56,6 +56,7 @@ def problems(torch, tokens):
         "path_attention": ("path_attention", (q, k, v, directions, 2 * beta, decay), {}),
         "wall_attention": ("wall_attention", (q, k, v, channel_decay, decay), {}),
         "deltaformer": ("deltaformer", (q, k, v, beta), {}),
+        "parallax_attention": ("parallax_attention", (q, 0.1 * normal(*per_token, channels), k, v), {}),
         "attention": ("attention", (q, k, v), {"causal": True}),
         "ssd": ("ssd", (v, step, rates, k, q), {}),
         "simple_gla": ("simple_gla", (q, k, v, decay), {}),
@@ -67,7 +68,7 @@ def problems(torch, tokens):
 EXTENDS = {"relative_bias": "attention", "compressed_attention": "attention", "mamba3": "ssd",
            "log_linear_attention": "simple_gla", "precond_delta_rule": "gated_delta_rule", "precond_kda": "kda",
            "titans": "gated_delta_rule", "path_attention": "attention", "wall_attention": "attention",
-           "deltaformer": "attention"}
+           "deltaformer": "attention", "parallax_attention": "attention"}
 GOALS = {("relative_bias", "attention"): 0.95, **{(form, EXTENDS[form]): 0.8 for form in (
     "mamba3", "log_linear_attention", "precond_delta_rule", "precond_kda")}, **{(form, "plain"): 5 for form in PLAIN}}
 

@@ -154,7 +154,16 @@ def deltaformer(q, k, v, beta):
     return from_heads((scale * (q @ k.mT)).masked_fill(later(tokens), -float("inf")).softmax(-1) @ u)
 
 
+def parallax_attention(q, r, k, v):
+    scale, tokens = q.shape[-1] ** -0.5, q.shape[1]
+    q, r, k, v = heads_first(q, r, k, v)
+    weights = (scale * (q @ k.mT)).masked_fill(later(tokens), -float("inf")).softmax(-1)
+    second = r @ k.mT
+    return from_heads((weights * (1 + (weights * second).sum(-1, keepdim=True) - second)) @ v)
+
+
 PLAIN = {"relative_bias": relative_bias, "attention_residual": attention_residual,
          "compressed_attention": compressed_attention, "mamba3": mamba3, "log_linear_attention": log_linear_attention,
          "precond_delta_rule": preconditioned, "precond_kda": preconditioned, "titans": titans,
-         "path_attention": path_attention, "wall_attention": wall_attention, "deltaformer": deltaformer}
+         "path_attention": path_attention, "wall_attention": wall_attention, "deltaformer": deltaformer,
+         "parallax_attention": parallax_attention}

@@ -356,7 +356,8 @@ class Maker : mechanism::RandomArguments {
     DrawSequences(packed, N, T, p_);
     if (Chance(0.4)) p_.options.scale = random_.Pick({0.0, -0.5, 0.1, 1.0});
     if (Chance(0.5)) {
-      StartBackward(Normal(dtype_, {B, T, H, Dv}, true), Chance(0.5) ? Normal(wide, {B, H, T}, false) : Buffer(), p_);
+      const Buffer d_o = Normal(dtype_, {B, T, H, Dv}, true);
+      StartBackward(d_o, Chance(0.5) ? Normal(wide, {B, H, T}, false) : Buffer(), p_);
     }
     mechanism::DescribeOutputs(kForm, p_);
     return ToCase(p_);
