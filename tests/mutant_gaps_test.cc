@@ -12,6 +12,7 @@
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 #include "heed/core/os.h"
+#include "heed/harness/rounding_modes.h"
 #include "heed/io/safetensors.h"
 #include "heed/ops/exact/attention/cases/attention_variations_case.h"
 
@@ -32,7 +33,7 @@ TEST(MutantGaps, BitsDoNotDependOnTheCallersRoundingMode) {
       Context ctx(1);
       ctx.set_isa(target);
       const Result nearest = RunForward(ctx, p);
-      for (const int mode : {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO}) {
+      for (const int mode : kRoundingModes) {
         std::fesetround(mode);
         const Result result = RunForward(ctx, p);
         EXPECT_EQ(std::fegetround(), mode) << "the caller's mode comes back";

@@ -328,9 +328,12 @@ TEST_P(Scans, GradientsThatAreNotAskedForChangeNoOthers) {
 
 // The width of a column block, which has four vectors of channels.
 int64_t BlockWidth(std::string_view target, int64_t element_bytes) {
-  int64_t vector_bytes = 64;
-  if (target == "AVX2") vector_bytes = 32;
-  if (target.starts_with("SS") || target.starts_with("NEON") || target.starts_with("EMU")) vector_bytes = 16;
+  int64_t vector_bytes = 16;
+  if (target == "AVX2") {
+    vector_bytes = 32;
+  } else if (target.starts_with("AVX") || target == "tiles") {
+    vector_bytes = 64;
+  }
   return 4 * vector_bytes / element_bytes;
 }
 

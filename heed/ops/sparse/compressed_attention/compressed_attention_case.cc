@@ -302,7 +302,7 @@ Gradients ToGradients(std::span<const OutputSpec> specs, std::span<const TensorV
 }
 
 void ChooseKeys(Random& random, int64_t complete, std::span<int64_t> row) {
-  int64_t left = std::min(complete, std::ssize(row));
+  int64_t left = std::min<int64_t>(complete, std::ssize(row));
   std::ranges::fill(row, -1);
   for (int64_t c = 0; left > 0; ++c) {
     if (random.Uniform() * static_cast<double>(complete - c) < static_cast<double>(left))
