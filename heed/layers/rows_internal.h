@@ -6,6 +6,7 @@
 #define HEED_LAYERS_ROWS_INTERNAL_H_
 
 #include <cstddef>
+#include <cstdint>
 
 #include "heed/core/context.h"
 #include "heed/layers/activation.h"
@@ -15,13 +16,13 @@ namespace heed::layers {
 // Distances between rows count elements; each row is contiguous.
 struct In {
   const float* data = nullptr;
-  ptrdiff_t stride = 0;
-  const float* Row(size_t row) const { return data + static_cast<ptrdiff_t>(row) * stride; }
+  int64_t stride = 0;
+  const float* Row(size_t row) const { return data + static_cast<int64_t>(row) * stride; }
 };
 struct Out {
   float* data = nullptr;
-  ptrdiff_t stride = 0;
-  float* Row(size_t row) const { return data + static_cast<ptrdiff_t>(row) * stride; }
+  int64_t stride = 0;
+  float* Row(size_t row) const { return data + static_cast<int64_t>(row) * stride; }
   operator In() const { return {data, stride}; }  // NOLINT: what is written may be read
 };
 

@@ -140,7 +140,7 @@ HWY_NOINLINE HWY_ATTR void AddTapGradients(const T* HWY_RESTRICT row, const T* H
   ForVectorsAtOnce(RoundedUp<T>(shape.taps) / N, [&](auto at_once, size_t first) HWY_ATTR {
     const size_t after = (first + at_once) * N;  // the taps
     for (size_t begin = 0; begin < shape.inputs; begin += kChunkTokens) {
-      const size_t end = std::min(begin + kChunkTokens, shape.inputs);
+      const size_t end = std::min<size_t>(begin + kChunkTokens, shape.inputs);
       hn::Vec<decltype(d)> sum[at_once];
       for (auto& s : sum) s = hn::Zero(d);
       for (size_t t = begin; t < end; ++t) {

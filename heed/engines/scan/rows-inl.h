@@ -122,7 +122,7 @@ HWY_NOINLINE HWY_ATTR double RowProduct(const T* x, const T* dy, size_t tokens) 
   constexpr size_t N = Lanes<T>();
   double total = 0;
   for (size_t begin = 0; begin < tokens; begin += kChunkTokens) {
-    const size_t end = std::min(begin + kChunkTokens, tokens);
+    const size_t end = std::min<size_t>(begin + kChunkTokens, tokens);
     auto sum = hn::Zero(d);
     size_t t = begin;
     for (; t + N <= end; t += N) {

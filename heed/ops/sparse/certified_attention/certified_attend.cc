@@ -68,7 +68,7 @@ Pattern PatternOf(const KVView& cache, const Selection& selection, int64_t rows)
     return selection.Kept(at / cache.heads / rows, at % cache.heads, at / cache.heads % rows);
   };
   int64_t most = 0;
-  for (int64_t at = 0; at < num_lists; ++at) most = std::max(most, std::count(list(at), list(at) + blocks, 1));
+  for (int64_t at = 0; at < num_lists; ++at) most = std::max<int64_t>(most, std::count(list(at), list(at) + blocks, 1));
   std::vector<int32_t> index(static_cast<size_t>(num_lists * most), -1);
   for (int64_t at = 0; at < num_lists; ++at) {
     int32_t* to = index.data() + at * most;
