@@ -13,11 +13,14 @@ file(GLOB_RECURSE sources CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/heed/ops/positions/*.cc
   ${PROJECT_SOURCE_DIR}/heed/ops/*/common/*.cc)
 list(FILTER sources EXCLUDE REGEX "_(test|case|py)\\.cc$")
+set(system posix)
 if(WIN32)
-  list(FILTER sources EXCLUDE REGEX "/os_posix\\.cc$")
-else()
-  list(FILTER sources EXCLUDE REGEX "/os_windows\\.cc$")
+  set(system windows)
+elseif(CMAKE_SYSTEM_NAME STREQUAL "WASI")
+  set(system wasi)
 endif()
+list(FILTER sources EXCLUDE REGEX "/os_[a-z]+\\.cc$")
+list(APPEND sources ${PROJECT_SOURCE_DIR}/heed/core/os_${system}.cc)
 
 add_library(heed_objects OBJECT ${sources})
 include(${CMAKE_CURRENT_LIST_DIR}/units.cmake)
@@ -103,7 +106,7 @@ function(heed_precompile_library)
       list(APPEND kernels ${source})
     endif()
   endforeach()
-  if(HEED_TARGETS STREQUAL "native")
+  if(HEED_TARGETS STREQUAL "native" OR CMAKE_SYSTEM_NAME STREQUAL "WASI")
     heed_shorten_compilation(${kernels})
   else()
     set_source_files_properties(${kernels} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
@@ -127,7 +130,7 @@ function(heed_unite suffix)
   endforeach()
 endfunction()
 
-# HEED_TARGETS=native is for short compile times. Kernels become a library with precompiled headers of its own, which save a
+# HEED_TARGETS=native, and WebAssembly, are for short compile times. Kernels become a library with precompiled headers of its own, which save a
 # tenth of their time: g++ 12 crashes on those of another -O. What has no kernel is compiled with -O1, in three quarters of the
 # time. The main files of a family's mechanisms are read as one file.
 function(heed_shorten_compilation)

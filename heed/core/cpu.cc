@@ -54,6 +54,8 @@ std::string CpuName() {
     if (name == "CPU part") part = value;
   }
   if (!part.empty()) return "ARM CPU (implementer " + implementer + " part " + part + ")";
+#elif defined(__wasm__)
+  return "WebAssembly";
 #endif
   return "unknown CPU";
 }

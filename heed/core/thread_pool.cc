@@ -24,9 +24,13 @@ constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr auto kIdle = std::chrono::seconds(5);
 
 // The maximal number of workers of a job: more than the CPUs would only share them. A few are allowed on every machine,
-// so that errors between threads can show on small machines too.
+// so that errors between threads can show on small machines too. WASI starts no threads.
 int MostWorkers() {
+#if defined(__wasi__)
+  constexpr int kFew = 1;
+#else
   constexpr int kFew = 8;
+#endif
   return std::max(kFew, os::NumUsableCpus());
 }
 
