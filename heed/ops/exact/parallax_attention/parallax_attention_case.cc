@@ -263,7 +263,7 @@ class Maker : mechanism::RandomArguments {
     const bool packed = Chance(0.25);
     const int64_t B = packed ? 1 : Chance(0.03) ? 0 : Integer(1, 2);
     const int64_t Tk = Chance(0.03)   ? 0
-                       : Chance(0.85) ? Integer(1, 70)
+                       : Chance(0.93) ? Integer(1, 70)
                                       : Integer(120, 210),
                   Tq = packed || Chance(0.6) ? Tk
                        : Chance(0.3)         ? std::min<int64_t>(Tk, 1)

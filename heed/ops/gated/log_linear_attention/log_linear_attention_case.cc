@@ -182,7 +182,7 @@ class Maker : mechanism::RandomArguments {
     const DType wide = mechanism::StateDType(dtype_);
     const bool packed = Chance(0.25);
     const int64_t B = packed ? 1 : Chance(0.03) ? 0 : Integer(1, 2);
-    const int64_t T = Chance(0.03) ? 0 : Chance(0.6) ? Integer(1, 70) : Integer(100, 200);
+    const int64_t T = Chance(0.03) ? 0 : Chance(0.9) ? Integer(1, 70) : Integer(100, 200);
     const int64_t H = Integer(1, 2), G = H * random_.Pick<int64_t>({1, 1, 2, 3}), N = packed ? Integer(1, 4) : B;
     const int64_t K = Channels(), V = Channels(), L = 9 + Integer(0, 2);
     const auto of_token = [&] { return Chance(0.5) ? dtype_ : wide; };

@@ -16,7 +16,7 @@ class Generator : sparse::Draw {
 
   Problem Make() {
     B_ = Chance(0.03) ? 0 : Integer(1, 3);
-    Tk_ = Chance(0.03) ? 0 : Chance(0.7) ? Integer(1, 50) : Chance(0.9) ? Integer(60, 140) : Integer(250, 330);
+    Tk_ = Chance(0.03) ? 0 : Chance(0.85) ? Integer(1, 50) : Chance(0.9) ? Integer(60, 140) : Integer(250, 330);
     Tq_ = Chance(0.6) ? Tk_ : Integer(0, Tk_);
     Hkv_ = Tk_ > 200 ? 1 : Integer(1, 2);
     Hq_ = Hkv_ * random().Pick<int64_t>({1, 1, 2, 3, 9, 17});
