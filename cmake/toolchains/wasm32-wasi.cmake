@@ -9,7 +9,7 @@ set(CMAKE_C_COMPILER ${tools}/cc)
 set(CMAKE_CXX_COMPILER ${tools}/c++)
 set(CMAKE_AR ${tools}/ar CACHE FILEPATH "")
 set(CMAKE_RANLIB ${tools}/ranlib CACHE FILEPATH "")
-set(CMAKE_EXECUTABLE_SUFFIX .wasm)
+set(CMAKE_EXECUTABLE_SUFFIX_CXX .wasm)
 set(CMAKE_HAVE_LIBC_PTHREAD ON)  # not all of it, but -pthread would ask for instructions of threads
 # GoogleTest does not know the system, which has no dup().
 set(CMAKE_CXX_FLAGS_INIT -DGTEST_HAS_STREAM_REDIRECTION=0)

@@ -28,11 +28,10 @@ def main(path: str, arguments: list[str]) -> int:
     engine = wasmtime.Engine(config)
     wasi = wasmtime.WasiConfig()
     wasi.argv = [os.path.basename(path), *arguments]
-    wasi.env = list(os.environ.items())
+    wasi.env = list({**os.environ, "PWD": os.getcwd()}.items())  # see absent_calls.c
     wasi.inherit_stdin()
     wasi.inherit_stdout()
     wasi.inherit_stderr()
-    wasi.preopen_dir(".", ".")
     wasi.preopen_dir("/", "/")
     linker = wasmtime.Linker(engine)
     linker.define_wasi()

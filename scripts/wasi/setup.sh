@@ -30,7 +30,7 @@ ensure_wasi_libcxx() {
     zig=$1 work=$2 source=$4 object=$2/$(printf %s "${4#"$1/"}" | tr / _).o
     shared="-O2 -DNDEBUG -w -fvisibility=hidden"
     case $source in
-      *.s) "$work/../tools/cc" -c "$source" -o "$object" ;;
+      *.s) "$work/../tools/cc" -Wno-unused-command-line-argument -c "$source" -o "$object" ;;
       *.c) "$work/../tools/cc" $shared -std=c23 -D_LIBUNWIND_HIDE_SYMBOLS -I"$zig/libunwind/include" -c "$source" -o "$object" ;;
       *) "$work/../tools/c++" $shared -std=c++23 -include "$3/absent_calls.h" -D_LIBCPP_BUILDING_LIBRARY -DLIBCXX_BUILDING_LIBCXXABI \
            -D_LIBCXXABI_BUILDING_LIBRARY -I"$zig/libcxx/src" -I"$zig/libcxx/libc" -I"$zig/libcxxabi/src" -c "$source" -o "$object" ;;
