@@ -1,5 +1,6 @@
 // The memory stack of a thread that calls layers.
 #include <algorithm>
+#include <cstdint>
 #include <new>
 #include <vector>
 
@@ -60,6 +61,7 @@ Frame::~Frame() {
 
 void* Frame::Bytes(int64_t count) {
   constexpr size_t kLine = 128, kLeast = 1 << 16;
+  if (count > PTRDIFF_MAX - int64_t{kLine}) throw std::bad_alloc();  // size_t may have 32 bits
   Stack& stack = OfThisThread();
   const size_t size = (static_cast<size_t>(std::max<int64_t>(count, 1)) + kLine - 1) / kLine * kLine;
   if (stack.chunks.empty() || stack.chunks.back().size - stack.chunks.back().used < size)
