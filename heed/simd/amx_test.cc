@@ -62,9 +62,8 @@ template <class Tiles, int kProducts>
 void MultiplyAll(const Matrices& m) {
   constexpr int kA = hs::TermPairs<kProducts>::kA, kB = hs::TermPairs<kProducts>::kB;
   const typename Tiles::Session session;
-  const ptrdiff_t row = m.columns * 64;
-  const hs::TileFactor a = {reinterpret_cast<const char*>(m.a), m.steps * kA * kTileBytes, kA * kTileBytes, kTileBytes,
-                            64};
+  const ptrdiff_t row = m.columns * 64, steps = m.steps, step = kA * kTileBytes;
+  const hs::TileFactor a = {reinterpret_cast<const char*>(m.a), steps * step, step, kTileBytes, 64};
   const hs::TileFactor b = {reinterpret_cast<const char*>(m.b), 64, kB * kTileRows * row, kTileRows * row, row};
   const auto multiply =
       m.add ? &hs::MultiplyTiles<Tiles, kProducts, true> : &hs::MultiplyTiles<Tiles, kProducts, false>;
