@@ -102,7 +102,13 @@ std::vector<InputSpec> SpecsBesideQkv(const OpEntry& op) {
 
 std::vector<std::string> Complete(Context& ctx, const OpEntry& op, NamedTensors& set,
                                   std::vector<std::string>& assumed) {
-  set.tensors.try_emplace("r", set.tensors.at("q"));
+  // RWKV's r are queries. Beside q, r is a tensor of its own.
+  const ConstTensorView& q = set.tensors.at("q");
+  if (std::ranges::count(op.inputs, "q", &InputSpec::name) == 0) {
+    set.tensors.try_emplace("r", q);
+  } else if (const auto r = set.tensors.find("r"); r != set.tensors.end() && r->second.data() == q.data()) {
+    set.tensors.erase(r);
+  }
   std::vector<const InputSpec*> absent;
   std::vector<std::string> names;
   for (const InputSpec& spec : op.inputs) {

@@ -248,6 +248,7 @@ def test_compare_has_a_row_for_each_mechanism_or_says_why_not():
     assert skipped["ssd"] == "no x, dt, A, B and C, expected beside q, k and v"
     assert skipped["hgrn2"] == "no log_decay and i, expected beside q, k and v"
     assert skipped["mesa"] == "no beta and lamb, expected beside q, k and v"
+    assert skipped["parallax_attention"] == "no r, expected beside q, k and v"  # not RWKV's, which are queries
     assert skipped["attention_residual"] == "no residuals and query, expected beside q, k and v"
     exact = next(row for row in rows if row["options"].get("causal") and row["mechanism"] == "attention")
     assert exact["state_bytes"] == 371 * 12 * (32 + 32) * 4

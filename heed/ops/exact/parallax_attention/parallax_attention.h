@@ -45,7 +45,7 @@ struct Options {
   ConstTensorView cu_seqlens;       // [N + 1]: N packed sequences, B = 1, Tq = Tk
 };
 
-// Only present outputs but o are optional. Backward reads all of them.
+// All outputs but o are optional. The backward pass reads all of them.
 struct Outputs {
   TensorView o;    // [B, Tq, H, Dv]: in the dtype of q
   TensorView m;    // [B, Tq, H, Dv]: o of softmax attention, the means of the values
