@@ -2,7 +2,7 @@
 # The newest forms of heed beside plain PyTorch and beside the operations that they extend, in turns.
 """There are two kinds of lines. `form/pass/plain`: the form in plain PyTorch, as its paper defines it; outputs and
 gradients are compared first; printed is PyTorch's time over heed's. `form/pass/OP`: heed's own OP, which the form
-extends, on a problem of the same sizes; printed is OP's time over the form's.
+extends, on a problem of the same sizes; printed is the form's rate over OP's, with the flops of heed.explain.
 
 Usage: compare_forms.py [FILTER] [--json] [--threads 1] [--rounds 5] [--tokens 1024]
 Example: compare_forms.py 'titans/.*/plain'
@@ -69,6 +69,8 @@ EXTENDS = {"relative_bias": "attention", "compressed_attention": "attention", "m
            "log_linear_attention": "simple_gla", "precond_delta_rule": "gated_delta_rule", "precond_kda": "kda",
            "titans": "gated_delta_rule", "path_attention": "attention", "wall_attention": "attention",
            "deltaformer": "attention", "parallax_attention": "attention"}
+# Flops of the forward pass over those of the operation, where they differ: heed.explain.
+WORK = {"log_linear_attention": 2, "titans": 11 / 6, "path_attention": 1.5, "deltaformer": 2, "parallax_attention": 2}
 GOALS = {("relative_bias", "attention"): 0.95, **{(form, EXTENDS[form]): 0.8 for form in (
     "mamba3", "log_linear_attention", "precond_delta_rule", "precond_kda")}, **{(form, "plain"): 5 for form in PLAIN}}
 
@@ -114,7 +116,9 @@ def measure(torch, heed_torch, line, options):
 
     goal = GOALS.get((form, other))
     if other != "plain":
-        return turns.timed_beside_peer(name, ours(form), ours(other), threads, options.rounds, None, goal)
+        row = turns.timed_beside_peer(name, ours(form), ours(other), threads, options.rounds, None, goal)
+        scaled = {key: row[key] and row[key] * WORK.get(form, 1) for key in ("ratio", "q1", "q3")}
+        return {**row, **scaled}
     _, leaves, arguments = of[form]
     mine, theirs = ours(form), runner(torch, PLAIN[form], leaves, arguments, kind == "train")
     error = difference(mine(), theirs())
