@@ -183,6 +183,17 @@ void KeepResults(const Form& form, const Forward& forward, typename Form::Proble
   }
 }
 
+// Turns a problem into one of the backward pass: keeps the gradients that it starts from, and the results of the
+// reference. An absent d_lse is zeros.
+template <class Form, class Reference>
+void StartBackward(const Form& form, const Reference& reference, const Buffer& d_o, const Buffer& d_lse,
+                   typename Form::Problem& p) {
+  p.pass = "backward";
+  p.in.d_o = p.Keep(d_o);
+  if (d_lse.present()) p.in.d_lse = p.Keep(d_lse);
+  KeepResults(form, reference, p);
+}
+
 // A case with its title and bytes.
 using NamedViews = std::vector<std::pair<const char*, ConstTensorView>>;
 Case DescribedCase(const std::string& op, const std::string& pass, const NamedViews& arguments,

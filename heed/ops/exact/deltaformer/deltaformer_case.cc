@@ -43,11 +43,8 @@ constexpr Form kForm = {"deltaformer", kInputs, kResults, &Forward, &Backward, &
 
 // Keeps the gradients that a backward pass starts from, and the results of the reference.
 void StartBackward(const Buffer& d_o, const Buffer& d_u, const Buffer& d_lse, Problem& p) {
-  p.pass = "backward";
-  p.in.d_o = p.Keep(d_o);
   if (d_u.present()) p.in.d_u = p.Keep(d_u);
-  if (d_lse.present()) p.in.d_lse = p.Keep(d_lse);
-  mechanism::KeepResults(kForm, &Reference, p);
+  mechanism::StartBackward(kForm, &Reference, d_o, d_lse, p);
 }
 
 // sum_c |a_c b_c|.

@@ -39,14 +39,6 @@ constexpr mechanism::Result<BackwardInputs, Options, Outputs> kResults[] = {
 
 constexpr Form kForm = {"parallax_attention", kInputs, kResults, &Forward, &Backward, &Explain, &BackwardWorkspace};
 
-// Keeps the gradients that a backward pass starts from, and the results of the reference.
-void StartBackward(const Buffer& d_o, const Buffer& d_lse, Problem& p) {
-  p.pass = "backward";
-  p.in.d_o = p.Keep(d_o);
-  if (d_lse.present()) p.in.d_lse = p.Keep(d_lse);
-  mechanism::KeepResults(kForm, &Reference, p);
-}
-
 // The bounds are to first order. u is 2^-24 or 2^-53. The error of a chain of n roundings is bounded by six standard
 // deviations of u / sqrt(3), which is chain(n) = 3.5 u sqrt(n). N is the number of keys of a row.
 //
@@ -249,7 +241,8 @@ Case MakeCase(const CaseRequest& request) {
   p.in.v = p.Keep(normal(dtype, {s.B, Tk, s.Hkv, s.Dv}));
   if (request.pass == "backward") {
     const Buffer d_o = normal(dtype, mechanism::ShapeOfRows(p));
-    StartBackward(d_o, normal(mechanism::StateDType(dtype), mechanism::ShapeOfSums(p)), p);
+    mechanism::StartBackward(kForm, &Reference, d_o, normal(mechanism::StateDType(dtype), mechanism::ShapeOfSums(p)),
+                             p);
   }
   mechanism::DescribeOutputs(kForm, p);
   return ToCase(p);
@@ -279,8 +272,9 @@ class Maker : mechanism::RandomArguments {
     if (Chance(0.3)) p_.options.window = Chance(0.8) ? Integer(1, 80) : INT64_MAX;
     if (Chance(0.5)) {
       const Buffer d_o = Normal(dtype_, mechanism::ShapeOfRows(p_), true);
-      StartBackward(
-          d_o, Chance(0.5) ? Normal(mechanism::StateDType(dtype_), mechanism::ShapeOfSums(p_), false) : Buffer(), p_);
+      mechanism::StartBackward(
+          kForm, &Reference, d_o,
+          Chance(0.5) ? Normal(mechanism::StateDType(dtype_), mechanism::ShapeOfSums(p_), false) : Buffer(), p_);
     }
     mechanism::DescribeOutputs(kForm, p_);
     return ToCase(p_);

@@ -39,14 +39,6 @@ constexpr mechanism::Result<BackwardInputs, Options, Outputs> kResults[] = {
 
 constexpr Form kForm = {"path_attention", kInputs, kResults, &Forward, &Backward, &Explain, &BackwardWorkspace};
 
-// Keeps the gradients that a backward pass starts from, and the results of the reference.
-void StartBackward(const Buffer& d_o, const Buffer& d_lse, Problem& p) {
-  p.pass = "backward";
-  p.in.d_o = p.Keep(d_o);
-  if (d_lse.present()) p.in.d_lse = p.Keep(d_lse);
-  mechanism::KeepResults(kForm, &Reference, p);
-}
-
 // The bounds are to first order. u is 2^-24 or 2^-53. The error of a chain of n roundings is bounded by six standard
 // deviations of u / sqrt(3), which is chain(n) = 3.5 u sqrt(n). |beta_t| |w_t|^2 <= 2, so that no H_t lengthens a
 // vector x, and the factors u_t of w_t that a block subtracts from x have |u_t| <= |beta_t| |w_t| |x|.
@@ -322,7 +314,7 @@ Case MakeCase(const CaseRequest& request) {
   }
   if (request.pass == "backward") {
     const Buffer d_o = make(dtype, mechanism::ShapeOfRows(p)).FillNormal(++seed);
-    StartBackward(d_o, make(wide, mechanism::ShapeOfSums(p)).FillNormal(++seed), p);
+    mechanism::StartBackward(kForm, &Reference, d_o, make(wide, mechanism::ShapeOfSums(p)).FillNormal(++seed), p);
   }
   mechanism::DescribeOutputs(kForm, p);
   return ToCase(p);
@@ -357,7 +349,7 @@ class Maker : mechanism::RandomArguments {
     if (Chance(0.4)) p_.options.scale = random_.Pick({0.0, -0.5, 0.1, 1.0});
     if (Chance(0.5)) {
       const Buffer d_o = Normal(dtype_, {B, T, H, Dv}, true);
-      StartBackward(d_o, Chance(0.5) ? Normal(wide, {B, H, T}, false) : Buffer(), p_);
+      mechanism::StartBackward(kForm, &Reference, d_o, Chance(0.5) ? Normal(wide, {B, H, T}, false) : Buffer(), p_);
     }
     mechanism::DescribeOutputs(kForm, p_);
     return ToCase(p_);

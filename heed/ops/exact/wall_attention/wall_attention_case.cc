@@ -37,14 +37,6 @@ constexpr mechanism::Result<BackwardInputs, Options, Outputs> kResults[] = {
 
 constexpr Form kForm = {"wall_attention", kInputs, kResults, &Forward, &Backward, &Explain, &BackwardWorkspace};
 
-// Keeps the gradients that a backward pass starts from, and the results of the reference.
-void StartBackward(const Buffer& d_o, const Buffer& d_lse, Problem& p) {
-  p.pass = "backward";
-  p.in.d_o = p.Keep(d_o);
-  if (d_lse.present()) p.in.d_lse = p.Keep(d_lse);
-  mechanism::KeepResults(kForm, &Reference, p);
-}
-
 // The bounds are to first order. u is 2^-24 or 2^-53. The error of a chain of n roundings is bounded by six standard
 // deviations of u / sqrt(3), which is chain(n) = 3.5 u sqrt(n).
 //
@@ -231,8 +223,8 @@ Case MakeCase(const CaseRequest& request) {
     p.in.log_forget = p.Keep(g);
   }
   if (request.pass == "backward") {
-    StartBackward(make(dtype, mechanism::ShapeOfRows(p)).FillNormal(seed + 1),
-                  make(wide, mechanism::ShapeOfSums(p)).FillNormal(seed + 2), p);
+    mechanism::StartBackward(kForm, &Reference, make(dtype, mechanism::ShapeOfRows(p)).FillNormal(seed + 1),
+                             make(wide, mechanism::ShapeOfSums(p)).FillNormal(seed + 2), p);
   }
   mechanism::DescribeOutputs(kForm, p);
   return ToCase(p);
@@ -259,7 +251,7 @@ class Maker : mechanism::RandomArguments {
     if (Chance(0.4)) p_.options.scale = random_.Pick({0.0, -0.5, 0.1, 1.0});
     if (Chance(0.5)) {
       const Buffer d_o = Normal(dtype_, {B, T, H, Dv}, true);
-      StartBackward(d_o, Chance(0.5) ? Normal(wide, {B, H, T}, false) : Buffer(), p_);
+      mechanism::StartBackward(kForm, &Reference, d_o, Chance(0.5) ? Normal(wide, {B, H, T}, false) : Buffer(), p_);
     }
     mechanism::DescribeOutputs(kForm, p_);
     return ToCase(p_);
