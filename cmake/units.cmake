@@ -17,8 +17,11 @@ function(heed_add_unit name about)
   if(unit_TARGETS)
     set(only_targets "#define ${unit_TARGETS}\n")
   endif()
+  # These add to what the functions after them are compiled for.
   if(unit_TARGETS STREQUAL "HEED_BYTE_PRODUCTS")
-    set(templates "#include \"heed/simd/dot_products-inl.h\"\n")  # adds to what the functions after it are compiled for
+    set(templates "#include \"heed/simd/dot_products-inl.h\"\n")
+  elseif(unit_TARGETS STREQUAL "HEED_BF16_PAIRS")
+    set(templates "#include \"heed/simd/pair_products-inl.h\"\n")
   endif()
   if(unit_DECLARED)
     set(declared "#include \"${folder}/${unit_DECLARED}\"\n")

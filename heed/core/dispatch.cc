@@ -20,9 +20,9 @@ int64_t Supported() {
 }
 
 // Kernels for bf16 are compiled for one more target (targets.h).
+constexpr int64_t kPairTargets = HEED_EXTRA_TARGETS & (HWY_AVX3_ZEN4 | HWY_NEON_BF16);
 int64_t Available(DType dtype) {
-  const int64_t extra = dtype == DType::kBF16 ? HEED_EXTRA_TARGETS & HWY_AVX3_ZEN4 : 0;
-  return Supported() & (HWY_TARGETS | extra);
+  return Supported() & (HWY_TARGETS | (dtype == DType::kBF16 ? kPairTargets : 0));
 }
 
 // Kernels for int8 keys are compiled for these too.
@@ -43,7 +43,8 @@ constexpr char kBuiltWith[] = "avx2", kOfThisBuild[] = " (built with HEED_TARGET
 constexpr char kBuiltWith[] = "all", kOfThisBuild[] = "";
 #endif
 
-// Highway's name, but on ARM: of its targets heed has the baseline, and NEON for what DotProd adds (targets.h).
+// Highway's name, but on ARM: of its targets heed has the baseline, NEON for what DotProd adds, and NEON_BF16
+// (targets.h).
 const char* NameOf(int64_t target) {
   if (target == HWY_NEON_WITHOUT_AES) return "NEON";
   return target == HWY_NEON ? "NEON_DOTPROD" : hwy::TargetName(target);
@@ -122,7 +123,7 @@ AmxUnit AmxOf(int64_t allowed) {
 EmulateAmx::EmulateAmx() { ++emulations; }
 EmulateAmx::~EmulateAmx() { --emulations; }
 
-bool HasBF16Pairs(int64_t allowed) { return (Supported() & allowed & HEED_EXTRA_TARGETS & HWY_AVX3_ZEN4) != 0; }
+bool HasBF16Pairs(int64_t allowed) { return (Supported() & allowed & kPairTargets) != 0; }
 
 bool HasByteProducts(int64_t allowed) { return (Supported() & allowed & kByteTargets) != 0; }
 

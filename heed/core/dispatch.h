@@ -37,7 +37,7 @@ HEED_API int64_t TargetsUpTo(std::string_view name);
 // The best available target in the mask.
 HEED_API const char* TargetName(int64_t allowed);
 
-// True if this CPU has a bf16 dot product (VDPBF16PS) that is faster than f32 FMA, and `allowed` includes it.
+// True if this CPU has a bf16 dot product (VDPBF16PS, BFDOT) that is faster than f32 FMA, and `allowed` includes it.
 bool HasBF16Pairs(int64_t allowed);
 
 // The unit that multiplies tiles: AMX, its emulation, or none where AMX is missing or not allowed.

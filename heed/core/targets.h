@@ -11,7 +11,8 @@
 //
 // A file that defines HEED_BF16_PAIRS is compiled for AVX3_ZEN4 besides the baseline: AMD CPUs with a bf16 dot product
 // have twice the flops of FMA in it. Intel's have half of them (107 against 217 GFLOP/s on Sapphire Rapids), and
-// Highway does not give them this target.
+// Highway does not give them this target. On ARM it is compiled for CPUs with bf16 products (Neoverse V1 and N2 and
+// later), in the place of Highway's target NEON: heed names it NEON_BF16 (simd/pair_products-inl.h).
 //
 // A file that defines HEED_BYTE_PRODUCTS is compiled for AVX3_DL too: Intel CPUs since Ice Lake and AMD CPUs since Zen
 // 4, which have a dot product of four bytes. On ARM it is compiled for CPUs with DotProd (Cortex-A75 and -A76, Neoverse
@@ -33,7 +34,7 @@
 #ifdef HEED_NATIVE_TARGET
 #define HEED_EXTRA_TARGETS (HEED_NATIVE_EXTRA)
 #elif defined(__aarch64__)
-#define HEED_EXTRA_TARGETS HWY_NEON
+#define HEED_EXTRA_TARGETS (HWY_NEON | HWY_NEON_BF16)
 #else
 #define HEED_EXTRA_TARGETS (HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_AVX3_SPR)
 #endif
@@ -79,13 +80,24 @@
 #if defined(__aarch64__)
 #undef HWY_DISABLED_TARGETS
 #define HWY_BASELINE_TARGETS HWY_NEON_WITHOUT_AES
-#ifdef HEED_BYTE_PRODUCTS
+#if defined(HEED_BYTE_PRODUCTS) || defined(HEED_BF16_PAIRS)
 #undef HEED_ONLY_TARGETS
 #define HEED_ONLY_TARGETS HWY_NEON
 #define HWY_DISABLED_TARGETS (~(HWY_BASELINE_TARGETS | HWY_NEON))
 #else
 #define HWY_DISABLED_TARGETS (~HWY_BASELINE_TARGETS)
 #endif
+#endif
+
+// The target whose code has bf16 products, and the namespace that Highway gives it.
+#if !defined(__aarch64__)
+#define HEED_PAIR_TARGET HWY_AVX3_ZEN4
+#define HEED_PAIR_NAMESPACE N_AVX3_ZEN4
+#elif defined(HEED_BF16_PAIRS)
+#define HEED_PAIR_TARGET HWY_NEON
+#define HEED_PAIR_NAMESPACE N_NEON
+#else
+#define HEED_PAIR_TARGET 0
 #endif
 
 // Highway's names are defined by headers that follow this one, so these macros may contain them but no #if here may.

@@ -21,7 +21,7 @@
   Type F(const Context&) { return {}; }
 #elif defined(HEED_BF16_PAIRS)
 #define HEED_EXPORT(Type, F) \
-  Type F(const Context& ctx) { return HasBF16Pairs(ctx.allowed_targets()) ? N_AVX3_ZEN4::F() : Type{}; }
+  Type F(const Context& ctx) { return HasBF16Pairs(ctx.allowed_targets()) ? HEED_PAIR_NAMESPACE::F() : Type{}; }
 #elif defined(HEED_BYTE_PRODUCTS) && defined(__aarch64__)
 #define HEED_EXPORT(Type, F) \
   Type F(const Context& ctx) { return HasByteProducts(ctx.allowed_targets()) ? N_NEON::F() : Type{}; }

@@ -1,4 +1,4 @@
-// The probe of bf16 dot products, for the targets that have kernels on them.
+// The probe of bf16 products, for the targets that have kernels on them.
 #define HEED_BF16_PAIRS
 #include "heed/core/targets.h"
 // After targets.h:
@@ -8,14 +8,25 @@
 #define HWY_TARGET_INCLUDE "heed/harness/probe_pairs.cc"  // this file
 #include "hwy/foreach_target.h"                           // IWYU pragma: keep
 #include "hwy/highway.h"
-#if HWY_TARGET == HWY_AVX3_ZEN4
+#if HWY_TARGET == HEED_PAIR_TARGET
 // After highway.h:
-#include "heed/simd/pair_tile-inl.h"
+#include "heed/simd/pair_products-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::probe::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;
+
+// The instruction with the most products, and its flops per lane.
+#if HEED_QUAD_PRODUCTS
+constexpr double kFlopsPerLane = 8;
+#define HEED_MULTIPLY hs::AddQuads
+#define HEED_IN_REGISTER(x) "+w"(x.raw)
+#else
+constexpr double kFlopsPerLane = 4;
+#define HEED_MULTIPLY hs::DotPairs
+#define HEED_IN_REGISTER(x) "+v"(x.raw)
+#endif
 
 // The number of chains is that of the FMA probe, each a variable of its own.
 double Chains(int64_t iterations, double x_value, double y_value, double* flops) {
@@ -26,24 +37,24 @@ double Chains(int64_t iterations, double x_value, double y_value, double* flops)
   auto a0 = hn::Zero(d), a1 = a0, a2 = a0, a3 = a0, a4 = a0, a5 = a0;
   auto a6 = a0, a7 = a0, a8 = a0, a9 = a0, a10 = a0, a11 = a0;
   for (int64_t i = 0; i < iterations; ++i) {
-    a0 = hs::DotPairs(d, x, y, a0);
-    a1 = hs::DotPairs(d, x, y, a1);
-    a2 = hs::DotPairs(d, x, y, a2);
-    a3 = hs::DotPairs(d, x, y, a3);
-    a4 = hs::DotPairs(d, x, y, a4);
-    a5 = hs::DotPairs(d, x, y, a5);
-    a6 = hs::DotPairs(d, x, y, a6);
-    a7 = hs::DotPairs(d, x, y, a7);
-    a8 = hs::DotPairs(d, x, y, a8);
-    a9 = hs::DotPairs(d, x, y, a9);
-    a10 = hs::DotPairs(d, x, y, a10);
-    a11 = hs::DotPairs(d, x, y, a11);
+    a0 = HEED_MULTIPLY(d, x, y, a0);
+    a1 = HEED_MULTIPLY(d, x, y, a1);
+    a2 = HEED_MULTIPLY(d, x, y, a2);
+    a3 = HEED_MULTIPLY(d, x, y, a3);
+    a4 = HEED_MULTIPLY(d, x, y, a4);
+    a5 = HEED_MULTIPLY(d, x, y, a5);
+    a6 = HEED_MULTIPLY(d, x, y, a6);
+    a7 = HEED_MULTIPLY(d, x, y, a7);
+    a8 = HEED_MULTIPLY(d, x, y, a8);
+    a9 = HEED_MULTIPLY(d, x, y, a9);
+    a10 = HEED_MULTIPLY(d, x, y, a10);
+    a11 = HEED_MULTIPLY(d, x, y, a11);
     // The chains have equal values, and a compiler would otherwise run one of them once.
-    asm volatile("" : "+v"(a0.raw), "+v"(a1.raw), "+v"(a2.raw), "+v"(a3.raw));
-    asm volatile("" : "+v"(a4.raw), "+v"(a5.raw), "+v"(a6.raw), "+v"(a7.raw));
-    asm volatile("" : "+v"(a8.raw), "+v"(a9.raw), "+v"(a10.raw), "+v"(a11.raw));
+    asm volatile("" : HEED_IN_REGISTER(a0), HEED_IN_REGISTER(a1), HEED_IN_REGISTER(a2), HEED_IN_REGISTER(a3));
+    asm volatile("" : HEED_IN_REGISTER(a4), HEED_IN_REGISTER(a5), HEED_IN_REGISTER(a6), HEED_IN_REGISTER(a7));
+    asm volatile("" : HEED_IN_REGISTER(a8), HEED_IN_REGISTER(a9), HEED_IN_REGISTER(a10), HEED_IN_REGISTER(a11));
   }
-  *flops = 4.0 * 12.0 * static_cast<double>(hn::Lanes(d)) * static_cast<double>(iterations);
+  *flops = kFlopsPerLane * 12 * static_cast<double>(hn::Lanes(d)) * static_cast<double>(iterations);
   const auto b0 = hn::Add(hn::Add(a0, a1), hn::Add(a2, a3));
   const auto b1 = hn::Add(hn::Add(a4, a5), hn::Add(a6, a7));
   const auto b2 = hn::Add(hn::Add(a8, a9), hn::Add(a10, a11));
@@ -53,14 +64,14 @@ double Chains(int64_t iterations, double x_value, double y_value, double* flops)
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::probe::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-#endif  // HWY_TARGET == HWY_AVX3_ZEN4
+#endif  // HWY_TARGET == HEED_PAIR_TARGET
 
 #if HWY_ONCE
 namespace heed::probe {
 
 Chains PairChains() {
-#if HWY_TARGETS & HWY_AVX3_ZEN4
-  return &N_AVX3_ZEN4::Chains;
+#if HWY_TARGETS & HEED_PAIR_TARGET
+  return &HEED_PAIR_NAMESPACE::Chains;
 #else
   return nullptr;
 #endif

@@ -15,9 +15,12 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/simd/pair_row_tile_test.cc"  // this file
 #include "hwy/foreach_target.h"                               // IWYU pragma: keep
+#include "hwy/aligned_allocator.h"
 #include "hwy/highway.h"
-#if HWY_TARGET == HWY_AVX3_ZEN4
-// After highway.h:
+#if HWY_TARGET == HEED_PAIR_TARGET
+// After highway.h, and before others that are compiled per target:
+#include "heed/simd/pair_products-inl.h"
+// After pair_products-inl.h:
 #include "heed/simd/pair_row_tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -44,7 +47,9 @@ void WithFew(int few, const F& f) {
   if (few == 1) f(std::integral_constant<int, 1>());
   if (few == 2) f(std::integral_constant<int, 2>());
   if (few == 4) f(std::integral_constant<int, 4>());
-  if (few == 8) f(std::integral_constant<int, 8>());
+  if constexpr (N >= 8) {
+    if (few == 8) f(std::integral_constant<int, 8>());
+  }
 }
 
 // out[row][lane]
@@ -53,9 +58,16 @@ void Dots(const Call& a) {
 }
 
 void DotsByTile(const Call& a) {
+  const size_t num_pairs = (a.columns + 1) / 2;
+  hwy::AlignedFreeUniquePtr<uint32_t[]> q =
+      hwy::AllocateAligned<uint32_t>(static_cast<size_t>(hs::RowsOfPairs(static_cast<int64_t>(a.columns))) * N);
+  std::copy_n(a.pairs, num_pairs * N, q.get());
+#if HEED_QUAD_PRODUCTS
+  hs::ToQuads(d, q.get(), num_pairs, N);
+#endif
   for (size_t j = 0; j < a.count; ++j) {
     hn::Vec<decltype(d)> max[1] = {hn::Zero(d)};
-    hs::LogitPairTile<1, 1>(d, a.pairs, N, a.rows + j * a.columns, 0, a.columns, a.out + j * N, max,
+    hs::LogitPairTile<1, 1>(d, q.get(), N, a.rows + j * a.columns, 0, a.columns, a.out + j * N, max,
                             [](auto x, int, int) { return x; });
   }
 }
@@ -86,20 +98,20 @@ void SumByTile(const uint32_t* words, const Call& a, bool skip_masked, bool clea
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::pair_row_tile_test::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-#endif  // HWY_TARGET == HWY_AVX3_ZEN4
+#endif  // HWY_TARGET == HEED_PAIR_TARGET
 
-#if HWY_ONCE && (HWY_TARGETS & HWY_AVX3_ZEN4)
+#if HWY_ONCE && (HWY_TARGETS & HEED_PAIR_TARGET)
 namespace heed::pair_row_tile_test {
 namespace {
 
-using N_AVX3_ZEN4::Call;
-using N_AVX3_ZEN4::N;
+using HEED_PAIR_NAMESPACE::Call;
+using HEED_PAIR_NAMESPACE::N;
 
 class PairRowTileTest : public testing::Test {
  protected:
   // Intel's have the instructions too, if not the speed.
   void SetUp() override {
-    if ((hwy::SupportedTargets() & (HWY_AVX3_ZEN4 | HWY_AVX3_SPR)) == 0) {
+    if ((hwy::SupportedTargets() & (HWY_AVX3_ZEN4 | HWY_AVX3_SPR | HWY_NEON_BF16)) == 0) {
       GTEST_SKIP() << "this CPU has no bf16 dot product";
     }
   }
@@ -107,7 +119,7 @@ class PairRowTileTest : public testing::Test {
   template <class F>
   void ForShapes(const F& f) {
     uint64_t seed = 1;
-    for (const int few : {1, 2, 4, 8}) {
+    for (int few = 1; few <= std::min<int>(8, N); few *= 2) {
       for (const int64_t count : {1, 3, 16, 17, 64, 67, 128}) {
         for (const int64_t columns : {1, 5, 16, 31, 32, 33, 64, 128, 161}) {
           SCOPED_TRACE("few " + std::to_string(few) + " count " + std::to_string(count) + " columns " +
@@ -139,9 +151,9 @@ TEST_F(PairRowTileTest, DotsAreThoseOfTiles) {
     const auto size = static_cast<int64_t>(count * N);
     const Buffer out(DType::kF32, {size}), expected(DType::kF32, {size});
     Call call = {few, rows, count, columns, reinterpret_cast<const uint32_t*>(pairs.as<BF16>()), out.as<float>()};
-    N_AVX3_ZEN4::Dots(call);
+    HEED_PAIR_NAMESPACE::Dots(call);
     call.out = expected.as<float>();
-    N_AVX3_ZEN4::DotsByTile(call);
+    HEED_PAIR_NAMESPACE::DotsByTile(call);
     for (size_t j = 0; j < count; ++j) {
       for (size_t r = 0; r < static_cast<size_t>(few); ++r) {
         ASSERT_TRUE(Same(out.as<float>() + j * N + r, call.out + j * N + r)) << "row " << j << " of few " << r;
@@ -167,7 +179,7 @@ TEST_F(PairRowTileTest, SumsAreThoseOfTiles) {
     out.FillNormal(random.Word());
     const std::vector<float> before(out.as<float>(), out.as<float>() + static_cast<size_t>(few) * row);
     const Call call = {few, rows, count, columns, reinterpret_cast<const uint32_t*>(weights), out.as<float>()};
-    N_AVX3_ZEN4::Sums(call, skip_masked, clear, factor.as<float>());
+    HEED_PAIR_NAMESPACE::Sums(call, skip_masked, clear, factor.as<float>());
     for (size_t e = 0; e < columns; ++e) {
       std::vector<uint32_t> words(num_pairs);
       for (size_t j = 0; j < count; ++j) {
@@ -175,7 +187,7 @@ TEST_F(PairRowTileTest, SumsAreThoseOfTiles) {
       }
       alignas(64) float expected[N] = {};
       for (size_t r = 0; r < static_cast<size_t>(few); ++r) expected[r] = before[r * row + e];
-      N_AVX3_ZEN4::SumByTile(words.data(), call, skip_masked, clear, factor.as<float>(), expected);
+      HEED_PAIR_NAMESPACE::SumByTile(words.data(), call, skip_masked, clear, factor.as<float>(), expected);
       for (size_t r = 0; r < static_cast<size_t>(few); ++r) {
         ASSERT_TRUE(Same(out.as<float>() + r * row + e, expected + r)) << "row " << r << " column " << e;
       }
@@ -185,4 +197,4 @@ TEST_F(PairRowTileTest, SumsAreThoseOfTiles) {
 
 }  // namespace
 }  // namespace heed::pair_row_tile_test
-#endif  // HWY_ONCE && (HWY_TARGETS & HWY_AVX3_ZEN4)
+#endif  // HWY_ONCE && (HWY_TARGETS & HEED_PAIR_TARGET)

@@ -1,11 +1,8 @@
-// Register-tiled products by the bf16 dot product (VDPBF16PS): the counterpart of tile-inl.h for CPUs whose bf16 dot
-// product outruns their f32 FMA.
+// Register-tiled products by the bf16 dot product: the counterpart of tile-inl.h for CPUs whose bf16 dot product
+// outruns their f32 FMA.
 //
-// Compiled for such targets only. A 32-bit word holds two bf16. One instruction multiplies them by two others and adds
-// both products to an f32: 4 flops per lane, twice an FMA's where it is issued as often. Subnormal inputs and results
-// count as 0, whatever the floating-point environment says.
-//
-// Each output is one chain of such instructions in ascending order.
+// Compiled for such targets only (pair_products-inl.h). Each output is one chain of dot products in ascending order,
+// two at a time where tiles have BFMMLA.
 #if defined(HEED_SIMD_PAIR_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_SIMD_PAIR_TILE_INL_H_
 #undef HEED_SIMD_PAIR_TILE_INL_H_
@@ -18,49 +15,27 @@
 #include <cstring>
 
 #include "heed/core/dtype.h"
+#include "heed/simd/pair_products-inl.h"
+#include "heed/simd/quad_tile-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Returns acc + lower a * lower b + upper a * upper b, for the bf16 pairs in words a and b.
-template <class D, class V = hn::Vec<D>, class Words>
-HWY_INLINE V DotPairs(D d, Words a, Words b, V acc) {
-  const hn::Repartition<hwy::bfloat16_t, D> pairs;
-  V unused = hn::Zero(d);
-  return hn::ReorderWidenMulAccumulate(d, hn::BitCast(pairs, a), hn::BitCast(pairs, b), acc, unused);
-}
-
-// The indices 0, N, 1, N + 1, ... interleave two vectors.
-template <size_t N>
-struct Interleaved {
-  HWY_ALIGN uint16_t at[2 * N];
-  constexpr Interleaved() : at() {
-    for (size_t i = 0; i < 2 * N; ++i) {
-      at[i] = static_cast<uint16_t>(i / 2 + i % 2 * N);
-    }
-  }
-};
-
-// Returns words of the pairs (first, second), both rounded to bf16.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE auto ToPairs(D /*d*/, V first, V second) {
-  const hn::RebindToUnsigned<D> words;
-  const hn::Repartition<hwy::bfloat16_t, D> pairs;
-  const hn::RebindToUnsigned<decltype(pairs)> halves;
-  static constexpr Interleaved<hn::MaxLanes(D())> kInterleaved;
-  const auto both = hn::BitCast(halves, hn::OrderedDemote2To(pairs, first, second));
-  return hn::BitCast(words, hn::TableLookupLanes(both, hn::SetTableIndices(halves, kInterleaved.at)));
-}
+// Rows of words that lanes of `depth` bf16 take.
+constexpr int64_t RowsOfPairs(int64_t depth) { return HEED_QUAD_PRODUCTS ? (depth + 3) / 4 * 2 : (depth + 1) / 2; }
 
 // Computes s[r][c] = finish(sum_e k[r][e] q[e][c], r, c) and max[c] = max(max[c], s[.][c]). k has rows of `depth` bf16,
-// q has ceil(depth / 2) rows of words of two channels each.
+// q has RowsOfPairs(depth) rows of words of two channels each, as quads where tiles have BFMMLA.
 template <int R, int C, class D, class F, class V = hn::Vec<D>>
 HWY_INLINE void LogitPairTile(D d, const uint32_t* HWY_RESTRICT q, size_t stride, const BF16* HWY_RESTRICT k,
                               ptrdiff_t k_stride, size_t depth, float* HWY_RESTRICT s, V* HWY_RESTRICT max,
                               const F& finish) {
   constexpr size_t N = hn::MaxLanes(D());
+#if HEED_QUAD_PRODUCTS
+  return LogitQuadTile<R, C>(d, q, stride, k, k_stride, depth, s, max, finish);
+#endif
   const hn::RebindToUnsigned<D> words;
   V acc[R][C];
   HWY_UNROLL(32)
@@ -109,6 +84,11 @@ HWY_INLINE void ValuePairTile(D d, const uint32_t* HWY_RESTRICT p, size_t stride
                               ptrdiff_t v_stride, size_t num_pairs, bool first, const V* HWY_RESTRICT rescale,
                               float* HWY_RESTRICT o) {
   constexpr size_t N = hn::MaxLanes(D());
+#if HEED_QUAD_PRODUCTS
+  if constexpr (R % 2 == 0 && !kSkipMasked) {
+    return ValueQuadTile<R, C>(d, p, stride, v, v_stride, num_pairs, first, rescale, o);
+  }
+#endif
   const hn::RebindToUnsigned<D> words;
   const hn::Repartition<int16_t, D> halves;
   V acc[R][C];
@@ -157,6 +137,11 @@ HWY_INLINE void AccumulatePairTile(D d, const uint32_t* HWY_RESTRICT a, ptrdiff_
                                    const uint32_t* HWY_RESTRICT b, ptrdiff_t b_step, size_t count,
                                    float* HWY_RESTRICT out, ptrdiff_t out_row) {
   constexpr ptrdiff_t N = hn::MaxLanes(D());
+#if HEED_QUAD_PRODUCTS
+  if constexpr (R % 2 == 0 && !kSkipMasked) {
+    return AccumulateQuadTile<R, C>(d, a, a_row, a_step, b, b_step, count, out, out_row);
+  }
+#endif
   const hn::RebindToUnsigned<D> words;
   const hn::Repartition<uint16_t, D> halves;
   V acc[R][C];

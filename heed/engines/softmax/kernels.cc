@@ -53,7 +53,13 @@ std::string AmxTarget(const Context&) { return "tiles"; }
 
 }  // namespace
 
-std::string PairTarget(const Context&) { return "AVX3_ZEN4"; }
+std::string PairTarget(const Context&) {
+#if defined(__aarch64__)
+  return "NEON_BF16";
+#else
+  return "AVX3_ZEN4";
+#endif
+}
 
 std::string ByteTarget(const Context&) {
 #if defined(__aarch64__)

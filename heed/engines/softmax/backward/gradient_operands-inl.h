@@ -67,7 +67,7 @@ struct FmaGradients : FmaOperands<T> {
   }
 };
 
-#if HWY_TARGET == HWY_AVX3_ZEN4
+#if HWY_TARGET == HEED_PAIR_TARGET
 
 struct PairGradients : PairOperands {
   using Operands = PairGradients;
@@ -151,7 +151,7 @@ struct PairGradients : PairOperands {
   }
 };
 
-#endif  // HWY_TARGET == HWY_AVX3_ZEN4
+#endif  // HWY_TARGET == HEED_PAIR_TARGET
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE

@@ -31,7 +31,7 @@
 #include "heed/simd/tile-inl.h"
 #include "heed/simd/transpose-inl.h"
 #include "hwy/highway.h"
-#if HWY_TARGET == HWY_AVX3_ZEN4
+#if HWY_TARGET == HEED_PAIR_TARGET
 #include "heed/simd/pair_tile-inl.h"
 #endif
 
@@ -196,7 +196,7 @@ struct FmaOperands {
   }
 };
 
-#if HWY_TARGET == HWY_AVX3_ZEN4
+#if HWY_TARGET == HEED_PAIR_TARGET
 
 struct PairOperands {
   using Compute = float;
@@ -216,7 +216,7 @@ struct PairOperands {
   static constexpr int kMostVectors = hs::kShapes.block_vectors;
   static bool KeysInPlace(DType) { return true; }
   static bool ValuesInPlace(DType) { return false; }
-  static constexpr int64_t QueryRows(int64_t depth) { return (depth + 1) / 2; }
+  static constexpr int64_t QueryRows(int64_t depth) { return hs::RowsOfPairs(depth); }
   static constexpr int64_t KeySize(int64_t keys, int64_t depth) { return keys * depth; }
   static constexpr int64_t ValueSize(int64_t keys, int64_t depth) { return (keys + 1) / 2 * depth; }
   static constexpr int64_t OutputRows(int64_t depth) { return depth; }
@@ -230,6 +230,13 @@ struct PairOperands {
 
   static HWY_INLINE void PackQueries(DType, const void* const* rows, size_t num_rows, size_t depth, double factor,
                                      size_t lanes, uint32_t* HWY_RESTRICT to) {
+    PackPairs(rows, num_rows, depth, factor, lanes, to);
+#if HEED_QUAD_PRODUCTS
+    hs::ToQuads(D(), to, (depth + 1) / 2, lanes);
+#endif
+  }
+  static HWY_INLINE void PackPairs(const void* const* rows, size_t num_rows, size_t depth, double factor, size_t lanes,
+                                   uint32_t* HWY_RESTRICT to) {
     constexpr size_t N = hn::MaxLanes(D());
     const D d;
     const hn::RebindToUnsigned<D> words;
@@ -310,7 +317,7 @@ struct PairOperands {
   }
 };
 
-#endif  // HWY_TARGET == HWY_AVX3_ZEN4
+#endif  // HWY_TARGET == HEED_PAIR_TARGET
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE

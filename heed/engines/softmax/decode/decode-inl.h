@@ -34,7 +34,7 @@
 #include "heed/simd/byte_products-inl.h"
 #include "heed/simd/emulated_amx-inl.h"
 #endif
-#if HWY_TARGET == HWY_AVX3_ZEN4
+#if HWY_TARGET == HEED_PAIR_TARGET
 #include "heed/simd/pair_row_tile-inl.h"
 #endif
 
@@ -101,11 +101,16 @@ struct DecodeOperands : FmaOperands<T> {
   }
 };
 
-#if HWY_TARGET == HWY_AVX3_ZEN4
+#if HWY_TARGET == HEED_PAIR_TARGET
 // K and V in place, multiplied by the bf16 dot product.
 struct PairDecodeOperands : PairOperands {
   static constexpr bool kKeysInLanes = true;
   static constexpr size_t kRows = kDecodeRows;
+
+  static HWY_INLINE void PackQueries(DType, const void* const* rows, size_t num_rows, size_t depth, double factor,
+                                     size_t lanes, uint32_t* HWY_RESTRICT to) {
+    PackPairs(rows, num_rows, depth, factor, lanes, to);
+  }
 
   static HWY_INLINE void KeyProducts(const uint32_t* q, size_t num_rows, const Head<PairDecodeOperands>& head,
                                      int64_t begin, int64_t end, int64_t until, size_t depth, float* s) {
@@ -128,7 +133,7 @@ struct PairDecodeOperands : PairOperands {
     });
   }
 };
-#endif  // HWY_TARGET == HWY_AVX3_ZEN4
+#endif  // HWY_TARGET == HEED_PAIR_TARGET
 
 // Quantised K and V in place. The scale of a key row multiplies its logits after the product over channels, and the
 // scale of a value row multiplies its probabilities before the product over keys. The products have the same size as

@@ -1,0 +1,288 @@
+// Register tiles of bf16 pairs are chains of dot products, bit for bit: every shape and size, tiles of BFMMLA among
+// them. ARM's dot product has the bits of its specification, in scalars.
+#define HEED_BF16_PAIRS
+#include "heed/core/targets.h"
+// After targets.h:
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "heed/harness/buffer.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "heed/simd/pair_tile_test.cc"  // this file
+#include "hwy/foreach_target.h"                           // IWYU pragma: keep
+#include "hwy/aligned_allocator.h"
+#include "hwy/highway.h"
+#if HWY_TARGET == HEED_PAIR_TARGET
+// After highway.h, and before others that are compiled per target:
+#include "heed/simd/pair_products-inl.h"
+// After pair_products-inl.h:
+#include "heed/simd/pair_tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::pair_tile_test::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;
+
+constexpr hn::ScalableTag<float> d;
+constexpr size_t N = hn::MaxLanes(hn::ScalableTag<float>());
+
+// Calls f(std::integral_constant<int, R>, std::integral_constant<int, C>).
+template <class F>
+void WithShape(int rows, int vectors, const F& f) {
+  const auto with_rows = [&](auto r) {
+    if (vectors == 1) f(r, std::integral_constant<int, 1>());
+    if (vectors == 2) f(r, std::integral_constant<int, 2>());
+    if (vectors == 4) f(r, std::integral_constant<int, 4>());
+  };
+  if (rows == 1) with_rows(std::integral_constant<int, 1>());
+  if (rows == 2) with_rows(std::integral_constant<int, 2>());
+  if (rows == 4) with_rows(std::integral_constant<int, 4>());
+  if (rows == 8) with_rows(std::integral_constant<int, 8>());
+}
+
+// acc + a.lower b.lower + a.upper b.upper in every lane.
+float Dot(uint32_t a, uint32_t b, float acc) {
+  const hn::RebindToUnsigned<decltype(d)> words;
+  return hn::GetLane(hs::DotPairs(d, hn::Set(words, a), hn::Set(words, b), hn::Set(d, acc)));
+}
+
+// The three products of tiles; arguments are those of pair_tile-inl.h, with rows of `lanes` words.
+void Logits(int rows, int vectors, const uint32_t* q, size_t lanes, const BF16* k, ptrdiff_t k_stride, size_t depth,
+            float* s) {
+  const size_t num_pairs = (depth + 1) / 2;
+  const auto packed =
+      hwy::AllocateAligned<uint32_t>(static_cast<size_t>(hs::RowsOfPairs(static_cast<int64_t>(depth))) * lanes);
+  std::copy_n(q, num_pairs * lanes, packed.get());
+#if HEED_QUAD_PRODUCTS
+  hs::ToQuads(d, packed.get(), num_pairs, lanes);
+#endif
+  WithShape(rows, vectors, [&](auto r, auto c) {
+    hn::Vec<decltype(d)> max[c.value];
+    for (auto& m : max) m = hn::Zero(d);
+    hs::LogitPairTile<r.value, c.value>(d, packed.get(), lanes, k, k_stride, depth, s, max, [](auto x, int, int) { return x; });
+  });
+}
+
+void Values(int rows, int vectors, bool skip_masked, const uint32_t* p, size_t lanes, const uint32_t* v,
+            ptrdiff_t v_stride, size_t num_pairs, bool first, const float* rescale, float* o) {
+  WithShape(rows, vectors, [&](auto r, auto c) {
+    hn::Vec<decltype(d)> factors[c.value];
+    for (size_t i = 0; i < size_t{c.value}; ++i) factors[i] = hn::Load(d, rescale + i * N);
+    if (skip_masked) {
+      hs::ValuePairTile<r.value, c.value, true>(d, p, lanes, v, v_stride, num_pairs, first, factors, o);
+    } else {
+      hs::ValuePairTile<r.value, c.value, false>(d, p, lanes, v, v_stride, num_pairs, first, factors, o);
+    }
+  });
+}
+
+void Accumulate(int rows, int vectors, const uint32_t* a, ptrdiff_t a_row, ptrdiff_t a_step, const uint32_t* b,
+                ptrdiff_t b_step, size_t count, float* out, ptrdiff_t out_row) {
+  WithShape(rows, vectors, [&](auto r, auto c) {
+    hs::AccumulatePairTile<r.value, c.value, false>(d, a, a_row, a_step, b, b_step, count, out, out_row);
+  });
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::pair_tile_test::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif  // HWY_TARGET == HEED_PAIR_TARGET
+
+#if HWY_ONCE && (HWY_TARGETS & HEED_PAIR_TARGET)
+namespace heed::pair_tile_test {
+namespace {
+
+using HEED_PAIR_NAMESPACE::Dot;
+using HEED_PAIR_NAMESPACE::N;
+
+
+bool Same(float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b); }
+
+#if defined(__aarch64__)
+// Subnormal numbers are zeros with their sign, every NaN is the default one.
+float Flushed(float x) {
+  if (std::isnan(x)) return std::bit_cast<float>(0x7FC00000u);
+  return std::abs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x;
+}
+float Part(uint32_t word, int upper) { return Flushed(std::bit_cast<float>(upper ? word & 0xFFFF0000u : word << 16)); }
+
+// a + b towards zero, with an odd last bit where that is not exact.
+float AddToOdd(float a, float b) {
+  const double x = a, y = b, sum = x + y;
+  if (!std::isfinite(sum) || sum == 0) return Flushed(static_cast<float>(sum));
+  const double of_y = sum - x, rest = (x - (sum - of_y)) + (y - of_y);
+  auto bits = std::bit_cast<uint64_t>(sum);
+  if (rest != 0) {
+    if ((rest > 0) != (sum > 0)) --bits;
+    bits |= 1;
+  }
+  constexpr uint64_t kDropped = (uint64_t{1} << 29) - 1;
+  const double truncated = std::bit_cast<double>(bits & ~kDropped);
+  if (std::abs(truncated) > std::numeric_limits<float>::max()) {
+    return std::copysign(std::numeric_limits<float>::infinity(), static_cast<float>(sum));
+  }
+  if (std::abs(truncated) < std::numeric_limits<float>::min()) return std::copysign(0.0f, static_cast<float>(sum));
+  const auto odd = static_cast<uint32_t>((bits & kDropped) != 0);
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(static_cast<float>(truncated)) | odd);
+}
+
+// BFDotAdd of the Arm Architecture Reference Manual. Products of bf16 have 16 bits, so that they are exact.
+float SpecifiedDot(uint32_t a, uint32_t b, float acc) {
+  const float products =
+      AddToOdd(Flushed(Part(a, 0) * Part(b, 0)), Flushed(Part(a, 1) * Part(b, 1)));
+  return AddToOdd(Flushed(acc), products);
+}
+#endif
+
+class PairTileTest : public testing::Test {
+ protected:
+  // Intel's have the instructions too, if not the speed.
+  void SetUp() override {
+    if ((hwy::SupportedTargets() & (HWY_AVX3_ZEN4 | HWY_AVX3_SPR | HWY_NEON_BF16)) == 0) {
+      GTEST_SKIP() << "this CPU has no bf16 dot product";
+    }
+  }
+
+  // Calls f(random numbers, rows, vectors, size).
+  template <class F>
+  void ForShapes(const F& f) {
+    uint64_t seed = 1;
+    for (const int rows : {1, 2, 4, 8}) {
+      for (const int vectors : {1, 2, 4}) {
+        for (const size_t size : {1, 2, 3, 4, 5, 6, 7, 8, 31, 64, 65, 130}) {
+          SCOPED_TRACE(testing::Message() << rows << " rows, " << vectors << " vectors, size " << size);
+          Random random(seed++);
+          f(random, static_cast<size_t>(rows), static_cast<size_t>(vectors), size);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+};
+
+// bf16 before a guard page; as words, two of each.
+struct Halves {
+  Buffer buffer;
+
+  Halves(Random& random, size_t count) : buffer(DType::kBF16, {static_cast<int64_t>(count)}) {
+    buffer.FillNormal(random.Word());
+  }
+  BF16* data() const { return buffer.as<BF16>(); }
+  const uint32_t* words() const { return reinterpret_cast<const uint32_t*>(data()); }
+};
+
+Buffer Floats(Random& random, size_t count) {
+  return Buffer(DType::kF32, {static_cast<int64_t>(count)}).FillNormal(random.Word());
+}
+
+#if defined(__aarch64__)
+TEST_F(PairTileTest, TheDotProductIsAsSpecified) {
+  constexpr uint16_t kSpecial[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x007F, 0x0080, 0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7FC0};
+  Random random(1);
+  const auto half = [&] {
+    const uint64_t bits = random.Word();
+    if (random.Chance(0.05)) return uint32_t{kSpecial[bits % std::size(kSpecial)]};
+    // Exponents near each other, so that sums are rounded, or any.
+    return static_cast<uint32_t>(random.Chance(0.8) ? (bits & 0x87FF) | 0x3C00 : bits & 0xFFFF);
+  };
+  for (int i = 0; i < 200000; ++i) {
+    const uint32_t a = half() | half() << 16, b = half() | half() << 16;
+    const auto acc = std::bit_cast<float>(half() << 16 | static_cast<uint32_t>(random.Word() & 0xFFFF));
+    ASSERT_TRUE(Same(Dot(a, b, acc), SpecifiedDot(a, b, acc)))
+        << std::hex << a << " " << b << " " << std::bit_cast<uint32_t>(acc) << ": "
+        << std::bit_cast<uint32_t>(Dot(a, b, acc)) << ", " << std::bit_cast<uint32_t>(SpecifiedDot(a, b, acc));
+  }
+}
+#endif
+
+TEST_F(PairTileTest, LogitsAreChains) {
+  ForShapes([](Random& random, size_t rows, size_t vectors, size_t depth) {
+    const size_t lanes = vectors * N, num_pairs = (depth + 1) / 2;
+    const Halves q(random, 2 * num_pairs * lanes), k(random, rows * depth);
+    for (size_t lane = 0; lane < lanes && depth % 2 != 0; ++lane) {
+      q.data()[2 * ((num_pairs - 1) * lanes + lane) + 1].bits = 0;
+    }
+    const Buffer s = Floats(random, rows * lanes);
+    HEED_PAIR_NAMESPACE::Logits(static_cast<int>(rows), static_cast<int>(vectors), q.words(), lanes, k.data(),
+                                static_cast<ptrdiff_t>(depth), depth, s.as<float>());
+    for (size_t r = 0; r < rows; ++r) {
+      for (size_t lane = 0; lane < lanes; ++lane) {
+        float sum = 0;
+        for (size_t i = 0; i < num_pairs; ++i) {
+          const BF16* at = k.data() + r * depth + 2 * i;
+          const uint32_t upper = 2 * i + 1 < depth ? at[1].bits : 0;
+          sum = Dot(at->bits | upper << 16, q.words()[i * lanes + lane], sum);
+        }
+        ASSERT_TRUE(Same(s.as<float>()[r * lanes + lane], sum)) << "row " << r << " lane " << lane;
+      }
+    }
+  });
+}
+
+TEST_F(PairTileTest, ValuesAreChains) {
+  ForShapes([](Random& random, size_t rows, size_t vectors, size_t num_pairs) {
+    const size_t lanes = vectors * N;
+    const Halves p(random, 2 * num_pairs * lanes), v(random, 2 * num_pairs * rows);
+    const bool skips = random.Chance(0.3), first = random.Chance(0.3);
+    for (size_t i = 0; i < 2 * num_pairs * lanes; ++i) {
+      p.data()[i].bits &= 0x7FFF;
+      if (random.Chance(0.2)) p.data()[i].bits = 0x8000;  // masked
+    }
+    if (skips) v.data()[random.Word() % (2 * num_pairs * rows)].bits = 0x7F80;
+    const Buffer rescale = Floats(random, lanes), o = Floats(random, rows * lanes);
+    const std::vector<float> before(o.as<float>(), o.as<float>() + rows * lanes);
+    HEED_PAIR_NAMESPACE::Values(static_cast<int>(rows), static_cast<int>(vectors), skips, p.words(), lanes, v.words(),
+                                static_cast<ptrdiff_t>(rows), num_pairs, first, rescale.as<float>(), o.as<float>());
+    for (size_t r = 0; r < rows; ++r) {
+      for (size_t lane = 0; lane < lanes; ++lane) {
+        float sum = first ? 0 : before[r * lanes + lane] * rescale.as<float>()[lane];
+        for (size_t j = 0; j < num_pairs; ++j) {
+          const uint32_t weights = p.words()[j * lanes + lane];
+          uint32_t values = v.words()[j * rows + r];
+          if (skips && (weights & 0x8000u) != 0) values &= 0xFFFF0000u;
+          if (skips && (weights & 0x80000000u) != 0) values &= 0xFFFFu;
+          sum = Dot(values, weights, sum);
+        }
+        ASSERT_TRUE(Same(o.as<float>()[r * lanes + lane], sum)) << "row " << r << " lane " << lane;
+      }
+    }
+  });
+}
+
+TEST_F(PairTileTest, AccumulatedRowsAreChains) {
+  ForShapes([](Random& random, size_t rows, size_t vectors, size_t count) {
+    const size_t columns = vectors * N;
+    const bool by_column = random.Chance(0.5);
+    const ptrdiff_t a_row = by_column ? 1 : static_cast<ptrdiff_t>(count),
+                    a_step = by_column ? static_cast<ptrdiff_t>(rows) : 1;
+    const Halves a(random, 2 * rows * count), b(random, 2 * count * columns);
+    const Buffer out = Floats(random, rows * columns);
+    const std::vector<float> before(out.as<float>(), out.as<float>() + rows * columns);
+    HEED_PAIR_NAMESPACE::Accumulate(static_cast<int>(rows), static_cast<int>(vectors), a.words(), a_row, a_step,
+                                    b.words(), static_cast<ptrdiff_t>(columns), count, out.as<float>(),
+                                    static_cast<ptrdiff_t>(columns));
+    for (size_t r = 0; r < rows; ++r) {
+      for (size_t c = 0; c < columns; ++c) {
+        float sum = before[r * columns + c];
+        for (size_t i = 0; i < count; ++i) {
+          const uint32_t factor = a.words()[static_cast<ptrdiff_t>(r) * a_row + static_cast<ptrdiff_t>(i) * a_step];
+          sum = Dot(factor, b.words()[i * columns + c], sum);
+        }
+        ASSERT_TRUE(Same(out.as<float>()[r * columns + c], sum)) << "row " << r << " column " << c;
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace heed::pair_tile_test
+#endif  // HWY_ONCE && (HWY_TARGETS & HEED_PAIR_TARGET)

@@ -1,0 +1,217 @@
+// The register tiles of pair_tile-inl.h by BFMMLA: the same sums with the same bits, in half as many instructions.
+//
+// Compiled for targets with BFMMLA only. Its operands are quads: two words of one row or lane, then two of the next.
+// Queries, which many tiles read, are stored as quads (ToQuads); other words are interleaved as they are read.
+#if defined(HEED_SIMD_QUAD_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_SIMD_QUAD_TILE_INL_H_
+#undef HEED_SIMD_QUAD_TILE_INL_H_
+#else
+#define HEED_SIMD_QUAD_TILE_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "heed/core/dtype.h"
+#include "heed/simd/pair_products-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+#if HEED_QUAD_PRODUCTS
+
+// The quad of two rows, given the two words of each.
+template <class D, class Words = hn::Vec<hn::RebindToUnsigned<D>>>
+HWY_INLINE Words QuadOf(D /*d*/, const void* first, const void* second) {
+  return Words(vreinterpretq_u32_u8(
+      vcombine_u8(vld1_u8(static_cast<const uint8_t*>(first)), vld1_u8(static_cast<const uint8_t*>(second)))));
+}
+
+// The quads of R rows r, whose words r are side by side: x[r] is the first of row r and y[r] the second.
+template <int R, class D, class Words = hn::Vec<hn::RebindToUnsigned<D>>>
+HWY_INLINE void QuadsOfColumns(D /*d*/, const uint32_t* HWY_RESTRICT x, const uint32_t* HWY_RESTRICT y,
+                               Words* HWY_RESTRICT rows) {
+  int r = 0;
+  HWY_UNROLL(8)
+  for (; r + 4 <= R; r += 4) {
+    const uint32x4_t first = vld1q_u32(x + r), second = vld1q_u32(y + r);
+    rows[r / 2] = Words(vzip1q_u32(first, second));
+    rows[r / 2 + 1] = Words(vzip2q_u32(first, second));
+  }
+  if constexpr (R % 4 != 0) {
+    const uint32x2_t first = vld1_u32(x + r), second = vld1_u32(y + r);
+    rows[r / 2] = Words(vcombine_u32(vzip1_u32(first, second), vzip2_u32(first, second)));
+  }
+}
+
+// Makes quads of `num_pairs` rows of words, in place: in a vector of row 2 m, the quads of its lower lanes, and in row 2
+// m + 1 of its upper ones. There is a row of zeros behind an odd number of rows.
+template <class D>
+HWY_INLINE void ToQuads(D d, uint32_t* HWY_RESTRICT q, size_t num_pairs, size_t lanes) {
+  const hn::RebindToUnsigned<D> words;
+  for (size_t pair = 0; pair < num_pairs; pair += 2, q += 2 * lanes) {
+    for (size_t lane = 0; lane < lanes; lane += hn::MaxLanes(D())) {
+      const auto first = hn::Load(words, q + lane);
+      const auto second = pair + 1 < num_pairs ? hn::Load(words, q + lanes + lane) : hn::Zero(words);
+      const LaneQuads<D> quads = QuadsOfLanes(d, first, second);
+      hn::Store(quads.lower, words, q + lane);
+      hn::Store(quads.upper, words, q + lanes + lane);
+    }
+  }
+}
+
+// As LogitPairTile, for queries as quads.
+template <int R, int C, class D, class F, class V = hn::Vec<D>>
+HWY_INLINE void LogitQuadTile(D d, const uint32_t* HWY_RESTRICT q, size_t stride, const BF16* HWY_RESTRICT k,
+                              ptrdiff_t k_stride, size_t depth, float* HWY_RESTRICT s, V* HWY_RESTRICT max,
+                              const F& finish) {
+  constexpr size_t N = hn::MaxLanes(D());
+  constexpr int kRows = R + R % 2;  // a row without a partner is its own
+  const hn::RebindToUnsigned<D> words;
+  using Words = hn::Vec<decltype(words)>;
+  QuadSums<kRows, C, D> sums;
+  Words rows[kRows / 2];
+  HWY_UNROLL(32)
+  for (int r = 0; r < R; r += 2) {
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) sums.Set(r, c, hn::Zero(d), hn::Zero(d));
+  }
+  const auto second_of = [](int r) HWY_ATTR { return r + 1 < R ? r + 1 : r; };
+  const auto add = [&](size_t e) HWY_ATTR {
+    sums.Add(rows, [&](int c) HWY_ATTR {
+      const uint32_t* at = q + e / 2 * stride + static_cast<size_t>(c) * N;
+      return LaneQuads<D>{hn::Load(words, at), hn::Load(words, at + stride)};
+    });
+  };
+  size_t e = 0;
+  for (; e + 4 <= depth; e += 4) {
+    HWY_UNROLL(32)
+    for (int r = 0; r < R; r += 2) rows[r / 2] = QuadOf(d, k + r * k_stride + e, k + second_of(r) * k_stride + e);
+    add(e);
+  }
+  if (e < depth) {
+    HWY_UNROLL(32)
+    for (int r = 0; r < R; r += 2) {
+      BF16 quad[2][4] = {};
+      for (int i = 0; i < 2; ++i) {
+        if (depth - e <= 2) std::memcpy(quad[i] + 2, &kNoPair, sizeof(kNoPair));
+        std::memcpy(quad[i], k + (i == 0 ? r : second_of(r)) * k_stride + e, (depth - e) * sizeof(BF16));
+      }
+      rows[r / 2] = QuadOf(d, quad[0], quad[1]);
+    }
+    add(e);
+  }
+  HWY_UNROLL(32)
+  for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) {
+      const V x = finish(sums.Get(r, c), r, c);
+      hn::Store(x, d, s + static_cast<size_t>(r) * stride + static_cast<size_t>(c) * N);
+      max[c] = hn::Max(x, max[c]);
+    }
+  }
+}
+
+// As ValuePairTile, for an even number of rows.
+template <int R, int C, class D, class V = hn::Vec<D>>
+HWY_INLINE void ValueQuadTile(D d, const uint32_t* HWY_RESTRICT p, size_t stride, const uint32_t* HWY_RESTRICT v,
+                              ptrdiff_t v_stride, size_t num_pairs, bool first, const V* HWY_RESTRICT rescale,
+                              float* HWY_RESTRICT o) {
+  constexpr size_t N = hn::MaxLanes(D());
+  const hn::RebindToUnsigned<D> words;
+  using Words = hn::Vec<decltype(words)>;
+  const auto at = [&](int r, int c)
+                      HWY_ATTR { return o + static_cast<size_t>(r) * stride + static_cast<size_t>(c) * N; };
+  const auto before = [&](int r, int c)
+                          HWY_ATTR { return first ? hn::Zero(d) : hn::Mul(hn::Load(d, at(r, c)), rescale[c]); };
+  QuadSums<R, C, D> sums;
+  HWY_UNROLL(32)
+  for (int r = 0; r < R; r += 2) {
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) sums.Set(r, c, before(r, c), before(r + 1, c));
+  }
+  const auto word = [&](size_t pair, int c)
+                        HWY_ATTR { return hn::Load(words, p + pair * stride + static_cast<size_t>(c) * N); };
+  const auto values = [&](size_t pair) HWY_ATTR { return v + static_cast<ptrdiff_t>(pair) * v_stride; };
+  Words rows[R / 2];
+  size_t j = 0;
+  for (; j + 2 <= num_pairs; j += 2) {
+    QuadsOfColumns<R>(d, values(j), values(j + 1), rows);
+    sums.Add(rows, [&](int c) HWY_ATTR { return QuadsOfLanes(d, word(j, c), word(j + 1, c)); });
+  }
+  if (j < num_pairs) {
+    uint32_t none[R];
+    std::fill_n(none, R, kNoPair);
+    QuadsOfColumns<R>(d, values(j), none, rows);
+    sums.Add(rows, [&](int c) HWY_ATTR { return QuadsOfLanes(d, word(j, c), hn::Zero(words)); });
+  }
+  HWY_UNROLL(32)
+  for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) hn::Store(sums.Get(r, c), d, at(r, c));
+  }
+}
+
+// As AccumulatePairTile, for an even number of rows; a_row or a_step is 1.
+template <int R, int C, class D, class V = hn::Vec<D>>
+HWY_INLINE void AccumulateQuadTile(D d, const uint32_t* HWY_RESTRICT a, ptrdiff_t a_row, ptrdiff_t a_step,
+                                   const uint32_t* HWY_RESTRICT b, ptrdiff_t b_step, size_t count,
+                                   float* HWY_RESTRICT out, ptrdiff_t out_row) {
+  constexpr ptrdiff_t N = hn::MaxLanes(D());
+  const hn::RebindToUnsigned<D> words;
+  using Words = hn::Vec<decltype(words)>;
+  QuadSums<R, C, D> sums;
+  HWY_UNROLL(32)
+  for (int r = 0; r < R; r += 2) {
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) {
+      float* at = out + r * out_row + c * N;
+      sums.Set(r, c, hn::Load(d, at), hn::Load(d, at + out_row));
+    }
+  }
+  Words rows[R / 2];
+  const auto add_two = [&] HWY_ATTR {
+    sums.Add(rows, [&](int c) HWY_ATTR {
+      return QuadsOfLanes(d, hn::Load(words, b + c * N), hn::Load(words, b + b_step + c * N));
+    });
+    a += 2 * a_step;
+    b += 2 * b_step;
+  };
+  size_t i = 0;
+  if (a_row == 1) {
+    for (; i + 2 <= count; i += 2) {
+      QuadsOfColumns<R>(d, a, a + a_step, rows);
+      add_two();
+    }
+  } else {
+    for (; i + 2 <= count; i += 2) {
+      HWY_UNROLL(32)
+      for (int r = 0; r < R; r += 2) rows[r / 2] = QuadOf(d, a + r * a_row, a + (r + 1) * a_row);
+      add_two();
+    }
+  }
+  if (i < count) {
+    uint32_t last[R], none[R];
+    for (int r = 0; r < R; ++r) last[r] = a[r * a_row];
+    std::fill_n(none, R, kNoPair);
+    QuadsOfColumns<R>(d, last, none, rows);
+    sums.Add(rows, [&](int c) HWY_ATTR { return QuadsOfLanes(d, hn::Load(words, b + c * N), hn::Zero(words)); });
+  }
+  HWY_UNROLL(32)
+  for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) hn::Store(sums.Get(r, c), d, out + r * out_row + c * N);
+  }
+}
+
+#endif  // HEED_QUAD_PRODUCTS
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_SIMD_QUAD_TILE_INL_H_
