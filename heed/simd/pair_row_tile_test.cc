@@ -59,12 +59,9 @@ void Dots(const Call& a) {
 
 void DotsByTile(const Call& a) {
   const size_t num_pairs = (a.columns + 1) / 2;
-  hwy::AlignedFreeUniquePtr<uint32_t[]> q =
-      hwy::AllocateAligned<uint32_t>(static_cast<size_t>(hs::RowsOfPairs(static_cast<int64_t>(a.columns))) * N);
+  const auto q = hwy::AllocateAligned<uint32_t>(num_pairs * N);
   std::copy_n(a.pairs, num_pairs * N, q.get());
-#if HEED_QUAD_PRODUCTS
-  hs::ToQuads(d, q.get(), num_pairs, N);
-#endif
+  hs::ArrangeLanes(d, q.get(), N, num_pairs, N);
   for (size_t j = 0; j < a.count; ++j) {
     hn::Vec<decltype(d)> max[1] = {hn::Zero(d)};
     hs::LogitPairTile<1, 1>(d, q.get(), N, a.rows + j * a.columns, 0, a.columns, a.out + j * N, max,
@@ -91,7 +88,10 @@ void SumByTile(const uint32_t* words, const Call& a, bool skip_masked, bool clea
   if (skip_masked) {
     hs::ValuePairTile<1, 1, true>(d, a.pairs, N, words, 1, pairs, clear, rescale, out);
   } else {
-    hs::ValuePairTile<1, 1, false>(d, a.pairs, N, words, 1, pairs, clear, rescale, out);
+    const auto weights = hwy::AllocateAligned<uint32_t>(pairs * N);
+    std::copy_n(a.pairs, pairs * N, weights.get());
+    hs::ArrangeLanes(d, weights.get(), N, pairs, N);
+    hs::ValuePairTile<1, 1, false>(d, weights.get(), N, words, 1, pairs, clear, rescale, out);
   }
 }
 

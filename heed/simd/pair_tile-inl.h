@@ -23,11 +23,18 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Rows of words that lanes of `depth` bf16 take.
-constexpr int64_t RowsOfPairs(int64_t depth) { return HEED_QUAD_PRODUCTS ? (depth + 3) / 4 * 2 : (depth + 1) / 2; }
+// Arranges rows of words, in place, as LogitPairTile takes q, and ValuePairTile without kSkipMasked p.
+template <class D>
+HWY_INLINE void ArrangeLanes([[maybe_unused]] D d, [[maybe_unused]] uint32_t* HWY_RESTRICT rows,
+                             [[maybe_unused]] size_t stride, [[maybe_unused]] size_t num_rows,
+                             [[maybe_unused]] size_t lanes) {
+#if HEED_QUAD_PRODUCTS
+  ToQuads(d, rows, stride, num_rows, lanes);
+#endif
+}
 
 // Computes s[r][c] = finish(sum_e k[r][e] q[e][c], r, c) and max[c] = max(max[c], s[.][c]). k has rows of `depth` bf16,
-// q has RowsOfPairs(depth) rows of words of two channels each, as quads where tiles have BFMMLA.
+// q has ceil(depth / 2) rows of words of two channels each, which ArrangeLanes() has seen.
 template <int R, int C, class D, class F, class V = hn::Vec<D>>
 HWY_INLINE void LogitPairTile(D d, const uint32_t* HWY_RESTRICT q, size_t stride, const BF16* HWY_RESTRICT k,
                               ptrdiff_t k_stride, size_t depth, float* HWY_RESTRICT s, V* HWY_RESTRICT max,
@@ -78,14 +85,14 @@ HWY_INLINE void LogitPairTile(D d, const uint32_t* HWY_RESTRICT q, size_t stride
 }
 
 // Computes o[r][c] = o[r][c] * rescale[c] + sum_j v[j][r] p[j][c] over pairs of keys j, starting from 0 if `first`.
-// With kSkipMasked, p = -0 leaves o unchanged even where v is not finite.
+// ArrangeLanes() has seen p, except with kSkipMasked, where p = -0 leaves o unchanged even where v is not finite.
 template <int R, int C, bool kSkipMasked, class D, class V = hn::Vec<D>>
 HWY_INLINE void ValuePairTile(D d, const uint32_t* HWY_RESTRICT p, size_t stride, const uint32_t* HWY_RESTRICT v,
                               ptrdiff_t v_stride, size_t num_pairs, bool first, const V* HWY_RESTRICT rescale,
                               float* HWY_RESTRICT o) {
   constexpr size_t N = hn::MaxLanes(D());
 #if HEED_QUAD_PRODUCTS
-  if constexpr (R % 2 == 0 && !kSkipMasked) {
+  if constexpr (!kSkipMasked) {
     return ValueQuadTile<R, C>(d, p, stride, v, v_stride, num_pairs, first, rescale, o);
   }
 #endif

@@ -55,16 +55,17 @@ float Dot(uint32_t a, uint32_t b, float acc) {
   return hn::GetLane(hs::DotPairs(d, hn::Set(words, a), hn::Set(words, b), hn::Set(d, acc)));
 }
 
+hwy::AlignedFreeUniquePtr<uint32_t[]> Arranged(const uint32_t* rows, size_t num_rows, size_t lanes) {
+  auto arranged = hwy::AllocateAligned<uint32_t>(num_rows * lanes);
+  std::copy_n(rows, num_rows * lanes, arranged.get());
+  hs::ArrangeLanes(d, arranged.get(), lanes, num_rows, lanes);
+  return arranged;
+}
+
 // The three products of tiles; arguments are those of pair_tile-inl.h, with rows of `lanes` words.
 void Logits(int rows, int vectors, const uint32_t* q, size_t lanes, const BF16* k, ptrdiff_t k_stride, size_t depth,
             float* s) {
-  const size_t num_pairs = (depth + 1) / 2;
-  const auto packed =
-      hwy::AllocateAligned<uint32_t>(static_cast<size_t>(hs::RowsOfPairs(static_cast<int64_t>(depth))) * lanes);
-  std::copy_n(q, num_pairs * lanes, packed.get());
-#if HEED_QUAD_PRODUCTS
-  hs::ToQuads(d, packed.get(), num_pairs, lanes);
-#endif
+  const auto packed = Arranged(q, (depth + 1) / 2, lanes);
   WithShape(rows, vectors, [&](auto r, auto c) {
     hn::Vec<decltype(d)> max[c.value];
     for (auto& m : max) m = hn::Zero(d);
@@ -80,7 +81,8 @@ void Values(int rows, int vectors, bool skip_masked, const uint32_t* p, size_t l
     if (skip_masked) {
       hs::ValuePairTile<r.value, c.value, true>(d, p, lanes, v, v_stride, num_pairs, first, factors, o);
     } else {
-      hs::ValuePairTile<r.value, c.value, false>(d, p, lanes, v, v_stride, num_pairs, first, factors, o);
+      const auto arranged = Arranged(p, num_pairs, lanes);
+      hs::ValuePairTile<r.value, c.value, false>(d, arranged.get(), lanes, v, v_stride, num_pairs, first, factors, o);
     }
   });
 }

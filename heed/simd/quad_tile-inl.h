@@ -1,7 +1,8 @@
 // The register tiles of pair_tile-inl.h by BFMMLA: the same sums with the same bits, in half as many instructions.
 //
 // Compiled for targets with BFMMLA only. Its operands are quads: two words of one row or lane, then two of the next.
-// Queries, which many tiles read, are stored as quads (ToQuads); other words are interleaved as they are read.
+// Queries and P, which many tiles read, are stored as quads (ToQuads), but for a last row of words without a partner;
+// other words are interleaved as they are read.
 #if defined(HEED_SIMD_QUAD_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_SIMD_QUAD_TILE_INL_H_
 #undef HEED_SIMD_QUAD_TILE_INL_H_
@@ -42,24 +43,28 @@ HWY_INLINE void QuadsOfColumns(D /*d*/, const uint32_t* HWY_RESTRICT x, const ui
     rows[r / 2] = Words(vzip1q_u32(first, second));
     rows[r / 2 + 1] = Words(vzip2q_u32(first, second));
   }
-  if constexpr (R % 4 != 0) {
+  if constexpr (R % 4 >= 2) {
     const uint32x2_t first = vld1_u32(x + r), second = vld1_u32(y + r);
     rows[r / 2] = Words(vcombine_u32(vzip1_u32(first, second), vzip2_u32(first, second)));
+    r += 2;
+  }
+  if constexpr (R % 2 != 0) {
+    const uint32x2_t both = {x[r], y[r]};
+    rows[r / 2] = Words(vcombine_u32(both, both));
   }
 }
 
-// Makes quads of `num_pairs` rows of words, in place: in a vector of row 2 m, the quads of its lower lanes, and in row 2
-// m + 1 of its upper ones. There is a row of zeros behind an odd number of rows.
+// Makes quads of rows of words, in place: in a vector of row 2 m, the quads of its lower lanes, and in row 2 m + 1 of
+// its upper ones. A last row without a partner stays as it is.
 template <class D>
-HWY_INLINE void ToQuads(D d, uint32_t* HWY_RESTRICT q, size_t num_pairs, size_t lanes) {
+HWY_INLINE void ToQuads(D d, uint32_t* HWY_RESTRICT rows, size_t stride, size_t num_rows, size_t lanes) {
   const hn::RebindToUnsigned<D> words;
-  for (size_t pair = 0; pair < num_pairs; pair += 2, q += 2 * lanes) {
+  for (; num_rows >= 2; num_rows -= 2, rows += 2 * stride) {
     for (size_t lane = 0; lane < lanes; lane += hn::MaxLanes(D())) {
-      const auto first = hn::Load(words, q + lane);
-      const auto second = pair + 1 < num_pairs ? hn::Load(words, q + lanes + lane) : hn::Zero(words);
-      const LaneQuads<D> quads = QuadsOfLanes(d, first, second);
-      hn::Store(quads.lower, words, q + lane);
-      hn::Store(quads.upper, words, q + lanes + lane);
+      const LaneQuads<D> quads =
+          QuadsOfLanes(d, hn::Load(words, rows + lane), hn::Load(words, rows + stride + lane));
+      hn::Store(quads.lower, words, rows + lane);
+      hn::Store(quads.upper, words, rows + stride + lane);
     }
   }
 }
@@ -81,10 +86,11 @@ HWY_INLINE void LogitQuadTile(D d, const uint32_t* HWY_RESTRICT q, size_t stride
     for (int c = 0; c < C; ++c) sums.Set(r, c, hn::Zero(d), hn::Zero(d));
   }
   const auto second_of = [](int r) HWY_ATTR { return r + 1 < R ? r + 1 : r; };
+  const auto lanes_at = [&](size_t e, int c)
+                            HWY_ATTR { return q + e / 2 * stride + static_cast<size_t>(c) * N; };
   const auto add = [&](size_t e) HWY_ATTR {
     sums.Add(rows, [&](int c) HWY_ATTR {
-      const uint32_t* at = q + e / 2 * stride + static_cast<size_t>(c) * N;
-      return LaneQuads<D>{hn::Load(words, at), hn::Load(words, at + stride)};
+      return LaneQuads<D>{hn::Load(words, lanes_at(e, c)), hn::Load(words, lanes_at(e, c) + stride)};
     });
   };
   size_t e = 0;
@@ -94,16 +100,23 @@ HWY_INLINE void LogitQuadTile(D d, const uint32_t* HWY_RESTRICT q, size_t stride
     add(e);
   }
   if (e < depth) {
+    const bool has_second = depth - e > 2;
     HWY_UNROLL(32)
     for (int r = 0; r < R; r += 2) {
       BF16 quad[2][4] = {};
       for (int i = 0; i < 2; ++i) {
-        if (depth - e <= 2) std::memcpy(quad[i] + 2, &kNoPair, sizeof(kNoPair));
+        if (!has_second) std::memcpy(quad[i] + 2, &kNoPair, sizeof(kNoPair));
         std::memcpy(quad[i], k + (i == 0 ? r : second_of(r)) * k_stride + e, (depth - e) * sizeof(BF16));
       }
       rows[r / 2] = QuadOf(d, quad[0], quad[1]);
     }
-    add(e);
+    if (has_second) {
+      add(e);
+    } else {
+      sums.Add(rows, [&](int c) HWY_ATTR {
+        return QuadsOfLanes(d, hn::Load(words, lanes_at(e, c)), hn::Zero(words));
+      });
+    }
   }
   HWY_UNROLL(32)
   for (int r = 0; r < R; ++r) {
@@ -116,38 +129,40 @@ HWY_INLINE void LogitQuadTile(D d, const uint32_t* HWY_RESTRICT q, size_t stride
   }
 }
 
-// As ValuePairTile, for an even number of rows.
+// As ValuePairTile, for P as quads.
 template <int R, int C, class D, class V = hn::Vec<D>>
 HWY_INLINE void ValueQuadTile(D d, const uint32_t* HWY_RESTRICT p, size_t stride, const uint32_t* HWY_RESTRICT v,
                               ptrdiff_t v_stride, size_t num_pairs, bool first, const V* HWY_RESTRICT rescale,
                               float* HWY_RESTRICT o) {
   constexpr size_t N = hn::MaxLanes(D());
+  constexpr int kRows = R + R % 2;  // a row without a partner is its own
   const hn::RebindToUnsigned<D> words;
   using Words = hn::Vec<decltype(words)>;
   const auto at = [&](int r, int c)
                       HWY_ATTR { return o + static_cast<size_t>(r) * stride + static_cast<size_t>(c) * N; };
-  const auto before = [&](int r, int c)
-                          HWY_ATTR { return first ? hn::Zero(d) : hn::Mul(hn::Load(d, at(r, c)), rescale[c]); };
-  QuadSums<R, C, D> sums;
+  const auto before = [&](int r, int c) HWY_ATTR {
+    return first ? hn::Zero(d) : hn::Mul(hn::Load(d, at(HWY_MIN(r, R - 1), c)), rescale[c]);
+  };
+  QuadSums<kRows, C, D> sums;
   HWY_UNROLL(32)
   for (int r = 0; r < R; r += 2) {
     HWY_UNROLL(32)
     for (int c = 0; c < C; ++c) sums.Set(r, c, before(r, c), before(r + 1, c));
   }
-  const auto word = [&](size_t pair, int c)
-                        HWY_ATTR { return hn::Load(words, p + pair * stride + static_cast<size_t>(c) * N); };
+  const auto lanes = [&](size_t pair, int c)
+                         HWY_ATTR { return hn::Load(words, p + pair * stride + static_cast<size_t>(c) * N); };
   const auto values = [&](size_t pair) HWY_ATTR { return v + static_cast<ptrdiff_t>(pair) * v_stride; };
-  Words rows[R / 2];
+  Words rows[kRows / 2];
   size_t j = 0;
   for (; j + 2 <= num_pairs; j += 2) {
     QuadsOfColumns<R>(d, values(j), values(j + 1), rows);
-    sums.Add(rows, [&](int c) HWY_ATTR { return QuadsOfLanes(d, word(j, c), word(j + 1, c)); });
+    sums.Add(rows, [&](int c) HWY_ATTR { return LaneQuads<D>{lanes(j, c), lanes(j + 1, c)}; });
   }
   if (j < num_pairs) {
     uint32_t none[R];
     std::fill_n(none, R, kNoPair);
     QuadsOfColumns<R>(d, values(j), none, rows);
-    sums.Add(rows, [&](int c) HWY_ATTR { return QuadsOfLanes(d, word(j, c), hn::Zero(words)); });
+    sums.Add(rows, [&](int c) HWY_ATTR { return QuadsOfLanes(d, lanes(j, c), hn::Zero(words)); });
   }
   HWY_UNROLL(32)
   for (int r = 0; r < R; ++r) {

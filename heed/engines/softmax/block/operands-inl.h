@@ -5,7 +5,8 @@
 //   FmaOperands<T>  queries, keys, values and P in T; one FMA per element and lane. 16-bit tensors are widened
 //                   when they are packed or copied.
 //   PairOperands    the bf16 dot product: two bf16 per 32-bit word and instruction. Queries and keys are paired
-//                   along the depth, so that keys need no copy; P and values are paired along the keys.
+//                   along the depth, so that keys need no copy; P and values are paired along the keys. Tiles of ARM
+//                   multiply two words at a time.
 //   AmxOperands     bf16 splits of any dtype in AMX tiles; in amx/operands-inl.h.
 //
 // Sums, maxima and outputs are in T, or f32. Pairs of keys are (2i, 2i + 1), counted from the sequence's first valid
@@ -186,6 +187,10 @@ struct FmaOperands {
   // Stores P of kKeyStep keys as one row of the second product's operand.
   static HWY_INLINE void PutWeights(const V* HWY_RESTRICT p, T* HWY_RESTRICT to) { hn::Store(p[0], D(), to); }
 
+  // Arranges P of kVectors vectors of lanes as Outputs() without kSkipMasked takes it.
+  template <int kVectors>
+  static HWY_INLINE void ArrangeWeights(T*, size_t, int64_t) {}
+
   // Adds values times P to channels e to e + R of the outputs `o`, for keys from `key` on.
   template <int R, int C, bool kSkipMasked>
   static HWY_INLINE void Outputs(const T* HWY_RESTRICT p, size_t lanes, const Operand<T>& v, int64_t key,
@@ -216,7 +221,7 @@ struct PairOperands {
   static constexpr int kMostVectors = hs::kShapes.block_vectors;
   static bool KeysInPlace(DType) { return true; }
   static bool ValuesInPlace(DType) { return false; }
-  static constexpr int64_t QueryRows(int64_t depth) { return hs::RowsOfPairs(depth); }
+  static constexpr int64_t QueryRows(int64_t depth) { return (depth + 1) / 2; }
   static constexpr int64_t KeySize(int64_t keys, int64_t depth) { return keys * depth; }
   static constexpr int64_t ValueSize(int64_t keys, int64_t depth) { return (keys + 1) / 2 * depth; }
   static constexpr int64_t OutputRows(int64_t depth) { return depth; }
@@ -231,9 +236,7 @@ struct PairOperands {
   static HWY_INLINE void PackQueries(DType, const void* const* rows, size_t num_rows, size_t depth, double factor,
                                      size_t lanes, uint32_t* HWY_RESTRICT to) {
     PackPairs(rows, num_rows, depth, factor, lanes, to);
-#if HEED_QUAD_PRODUCTS
-    hs::ToQuads(D(), to, (depth + 1) / 2, lanes);
-#endif
+    hs::ArrangeLanes(D(), to, lanes, (depth + 1) / 2, lanes);
   }
   static HWY_INLINE void PackPairs(const void* const* rows, size_t num_rows, size_t depth, double factor, size_t lanes,
                                    uint32_t* HWY_RESTRICT to) {
@@ -305,6 +308,12 @@ struct PairOperands {
 
   static HWY_INLINE void PutWeights(const V* HWY_RESTRICT p, float* HWY_RESTRICT to) {
     hn::Store(hn::BitCast(D(), hs::ToPairs(D(), p[0], p[1])), D(), to);
+  }
+
+  template <int kVectors>
+  static HWY_INLINE void ArrangeWeights(float* p, size_t lanes, int64_t num_keys) {
+    hs::ArrangeLanes(D(), reinterpret_cast<uint32_t*>(p), lanes, static_cast<size_t>((num_keys + 1) / 2),
+                     size_t{kVectors} * hn::MaxLanes(D()));
   }
 
   template <int R, int C, bool kSkipMasked>

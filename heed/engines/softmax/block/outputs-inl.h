@@ -71,10 +71,11 @@ class LaneOutputs {
   }
 
   // Computes o = o rescale + sum_j p[j] v_j over keys [begin, end) for the kVectors vectors of rows that p and o point
-  // to, starting from 0 if `first`. Keys up to `until` come next and may be prefetched.
+  // to, starting from 0 if `first`, and may arrange p otherwise. Keys up to `until` come next and may be prefetched.
   template <int kVectors, bool kSkipMasked>
   HWY_INLINE void AddValues(T* p, const Head<O>& head, int64_t begin, int64_t end, int64_t until, bool first,
                             const V* rescale, T* o, RowPrefetch& ahead) const {
+    if constexpr (!kSkipMasked) O::template ArrangeWeights<kVectors>(p, W, end - begin);
     hs::ForTiles<hs::TileRows<kVectors>()>(0, channels_, [&](auto rows, size_t e) HWY_ATTR {
       ahead.Some();
       if (head.PrefetchesTiles()) {  // a share of the next tile's rows
