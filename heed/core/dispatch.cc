@@ -21,9 +21,7 @@ int64_t Supported() {
 
 // Kernels for bf16 are compiled for one more target (targets.h).
 constexpr int64_t kPairTargets = HEED_EXTRA_TARGETS & (HWY_AVX3_ZEN4 | HWY_NEON_BF16);
-int64_t Available(DType dtype) {
-  return Supported() & (HWY_TARGETS | (dtype == DType::kBF16 ? kPairTargets : 0));
-}
+int64_t Available(DType dtype) { return Supported() & (HWY_TARGETS | (dtype == DType::kBF16 ? kPairTargets : 0)); }
 
 // Kernels for int8 keys are compiled for these too.
 constexpr int64_t kByteTargets = HEED_EXTRA_TARGETS & (HWY_AVX3_DL | HWY_NEON);

@@ -109,7 +109,7 @@ class QuadSums {
   V sums_[R / 2][2 * C];
 };
 
-// The second word of a row where there is none. Its products with a word of zeros are -0, which changes no sum.
+// The second word of a row that has one alone. Its products with a word of zeros are -0, which changes no sum.
 inline constexpr uint32_t kNoPair = 0x80008000u;
 
 #else

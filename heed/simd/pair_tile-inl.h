@@ -138,7 +138,8 @@ HWY_INLINE void ValuePairTile(D d, const uint32_t* HWY_RESTRICT p, size_t stride
 }
 
 // Computes out[r][c] += sum_i a[r][i] b[i][c] over words i of two products each, where a[r][i] is a[r a_row + i
-// a_step]. With kSkipMasked, an element -0 of a leaves out unchanged even where b is not finite.
+// a_step]: a_row is 1, or a_step is -1. With kSkipMasked, an element -0 of a leaves out unchanged even where b is not
+// finite.
 template <int R, int C, bool kSkipMasked, class D, class V = hn::Vec<D>>
 HWY_INLINE void AccumulatePairTile(D d, const uint32_t* HWY_RESTRICT a, ptrdiff_t a_row, ptrdiff_t a_step,
                                    const uint32_t* HWY_RESTRICT b, ptrdiff_t b_step, size_t count,

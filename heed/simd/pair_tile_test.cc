@@ -41,6 +41,7 @@ void WithShape(int rows, int vectors, const F& f) {
   const auto with_rows = [&](auto r) {
     if (vectors == 1) f(r, std::integral_constant<int, 1>());
     if (vectors == 2) f(r, std::integral_constant<int, 2>());
+    if (vectors == 3) f(r, std::integral_constant<int, 3>());
     if (vectors == 4) f(r, std::integral_constant<int, 4>());
   };
   if (rows == 1) with_rows(std::integral_constant<int, 1>());
@@ -69,7 +70,8 @@ void Logits(int rows, int vectors, const uint32_t* q, size_t lanes, const BF16* 
   WithShape(rows, vectors, [&](auto r, auto c) {
     hn::Vec<decltype(d)> max[c.value];
     for (auto& m : max) m = hn::Zero(d);
-    hs::LogitPairTile<r.value, c.value>(d, packed.get(), lanes, k, k_stride, depth, s, max, [](auto x, int, int) { return x; });
+    hs::LogitPairTile<r.value, c.value>(d, packed.get(), lanes, k, k_stride, depth, s, max,
+                                        [](auto x, int, int) { return x; });
   });
 }
 
@@ -106,7 +108,6 @@ namespace {
 using HEED_PAIR_NAMESPACE::Dot;
 using HEED_PAIR_NAMESPACE::N;
 
-
 bool Same(float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b); }
 
 #if defined(__aarch64__)
@@ -139,8 +140,7 @@ float AddToOdd(float a, float b) {
 
 // BFDotAdd of the Arm Architecture Reference Manual. Products of bf16 have 16 bits, so that they are exact.
 float SpecifiedDot(uint32_t a, uint32_t b, float acc) {
-  const float products =
-      AddToOdd(Flushed(Part(a, 0) * Part(b, 0)), Flushed(Part(a, 1) * Part(b, 1)));
+  const float products = AddToOdd(Flushed(Part(a, 0) * Part(b, 0)), Flushed(Part(a, 1) * Part(b, 1)));
   return AddToOdd(Flushed(acc), products);
 }
 #endif
@@ -159,7 +159,7 @@ class PairTileTest : public testing::Test {
   void ForShapes(const F& f) {
     uint64_t seed = 1;
     for (const int rows : {1, 2, 4, 8}) {
-      for (const int vectors : {1, 2, 4}) {
+      for (const int vectors : {1, 2, 3, 4}) {
         for (const size_t size : {1, 2, 3, 4, 5, 6, 7, 8, 31, 64, 65, 130}) {
           SCOPED_TRACE(testing::Message() << rows << " rows, " << vectors << " vectors, size " << size);
           Random random(seed++);
@@ -188,7 +188,8 @@ Buffer Floats(Random& random, size_t count) {
 
 #if defined(__aarch64__)
 TEST_F(PairTileTest, TheDotProductIsAsSpecified) {
-  constexpr uint16_t kSpecial[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x007F, 0x0080, 0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7FC0};
+  constexpr uint16_t kSpecial[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x007F, 0x0080,
+                                   0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7FC0};
   Random random(1);
   const auto half = [&] {
     const uint64_t bits = random.Word();
@@ -265,18 +266,19 @@ TEST_F(PairTileTest, AccumulatedRowsAreChains) {
     const size_t columns = vectors * N;
     const bool by_column = random.Chance(0.5);
     const ptrdiff_t a_row = by_column ? 1 : static_cast<ptrdiff_t>(count),
-                    a_step = by_column ? static_cast<ptrdiff_t>(rows) : 1;
+                    a_step = by_column ? static_cast<ptrdiff_t>(rows) : -1;
     const Halves a(random, 2 * rows * count), b(random, 2 * count * columns);
+    const uint32_t* first = by_column ? a.words() : a.words() + count - 1;
     const Buffer out = Floats(random, rows * columns);
     const std::vector<float> before(out.as<float>(), out.as<float>() + rows * columns);
-    HEED_PAIR_NAMESPACE::Accumulate(static_cast<int>(rows), static_cast<int>(vectors), a.words(), a_row, a_step,
-                                    b.words(), static_cast<ptrdiff_t>(columns), count, out.as<float>(),
+    HEED_PAIR_NAMESPACE::Accumulate(static_cast<int>(rows), static_cast<int>(vectors), first, a_row, a_step, b.words(),
+                                    static_cast<ptrdiff_t>(columns), count, out.as<float>(),
                                     static_cast<ptrdiff_t>(columns));
     for (size_t r = 0; r < rows; ++r) {
       for (size_t c = 0; c < columns; ++c) {
         float sum = before[r * columns + c];
         for (size_t i = 0; i < count; ++i) {
-          const uint32_t factor = a.words()[static_cast<ptrdiff_t>(r) * a_row + static_cast<ptrdiff_t>(i) * a_step];
+          const uint32_t factor = first[static_cast<ptrdiff_t>(r) * a_row + static_cast<ptrdiff_t>(i) * a_step];
           sum = Dot(factor, b.words()[i * columns + c], sum);
         }
         ASSERT_TRUE(Same(out.as<float>()[r * columns + c], sum)) << "row " << r << " column " << c;

@@ -61,15 +61,14 @@ HWY_INLINE void ToQuads(D d, uint32_t* HWY_RESTRICT rows, size_t stride, size_t 
   const hn::RebindToUnsigned<D> words;
   for (; num_rows >= 2; num_rows -= 2, rows += 2 * stride) {
     for (size_t lane = 0; lane < lanes; lane += hn::MaxLanes(D())) {
-      const LaneQuads<D> quads =
-          QuadsOfLanes(d, hn::Load(words, rows + lane), hn::Load(words, rows + stride + lane));
+      const LaneQuads<D> quads = QuadsOfLanes(d, hn::Load(words, rows + lane), hn::Load(words, rows + stride + lane));
       hn::Store(quads.lower, words, rows + lane);
       hn::Store(quads.upper, words, rows + stride + lane);
     }
   }
 }
 
-// As LogitPairTile, for queries as quads.
+// Does what LogitPairTile does, for queries as quads.
 template <int R, int C, class D, class F, class V = hn::Vec<D>>
 HWY_INLINE void LogitQuadTile(D d, const uint32_t* HWY_RESTRICT q, size_t stride, const BF16* HWY_RESTRICT k,
                               ptrdiff_t k_stride, size_t depth, float* HWY_RESTRICT s, V* HWY_RESTRICT max,
@@ -86,8 +85,7 @@ HWY_INLINE void LogitQuadTile(D d, const uint32_t* HWY_RESTRICT q, size_t stride
     for (int c = 0; c < C; ++c) sums.Set(r, c, hn::Zero(d), hn::Zero(d));
   }
   const auto second_of = [](int r) HWY_ATTR { return r + 1 < R ? r + 1 : r; };
-  const auto lanes_at = [&](size_t e, int c)
-                            HWY_ATTR { return q + e / 2 * stride + static_cast<size_t>(c) * N; };
+  const auto lanes_at = [&](size_t e, int c) HWY_ATTR { return q + e / 2 * stride + static_cast<size_t>(c) * N; };
   const auto add = [&](size_t e) HWY_ATTR {
     sums.Add(rows, [&](int c) HWY_ATTR {
       return LaneQuads<D>{hn::Load(words, lanes_at(e, c)), hn::Load(words, lanes_at(e, c) + stride)};
@@ -113,9 +111,7 @@ HWY_INLINE void LogitQuadTile(D d, const uint32_t* HWY_RESTRICT q, size_t stride
     if (has_second) {
       add(e);
     } else {
-      sums.Add(rows, [&](int c) HWY_ATTR {
-        return QuadsOfLanes(d, hn::Load(words, lanes_at(e, c)), hn::Zero(words));
-      });
+      sums.Add(rows, [&](int c) HWY_ATTR { return QuadsOfLanes(d, hn::Load(words, lanes_at(e, c)), hn::Zero(words)); });
     }
   }
   HWY_UNROLL(32)
@@ -129,7 +125,7 @@ HWY_INLINE void LogitQuadTile(D d, const uint32_t* HWY_RESTRICT q, size_t stride
   }
 }
 
-// As ValuePairTile, for P as quads.
+// Does what ValuePairTile does, for P as quads.
 template <int R, int C, class D, class V = hn::Vec<D>>
 HWY_INLINE void ValueQuadTile(D d, const uint32_t* HWY_RESTRICT p, size_t stride, const uint32_t* HWY_RESTRICT v,
                               ptrdiff_t v_stride, size_t num_pairs, bool first, const V* HWY_RESTRICT rescale,
@@ -171,7 +167,7 @@ HWY_INLINE void ValueQuadTile(D d, const uint32_t* HWY_RESTRICT p, size_t stride
   }
 }
 
-// As AccumulatePairTile, for an even number of rows; a_row or a_step is 1.
+// Does what AccumulatePairTile does, for an even number of rows. a_row is 1, or a_step is -1.
 template <int R, int C, class D, class V = hn::Vec<D>>
 HWY_INLINE void AccumulateQuadTile(D d, const uint32_t* HWY_RESTRICT a, ptrdiff_t a_row, ptrdiff_t a_step,
                                    const uint32_t* HWY_RESTRICT b, ptrdiff_t b_step, size_t count,
@@ -205,7 +201,10 @@ HWY_INLINE void AccumulateQuadTile(D d, const uint32_t* HWY_RESTRICT a, ptrdiff_
   } else {
     for (; i + 2 <= count; i += 2) {
       HWY_UNROLL(32)
-      for (int r = 0; r < R; r += 2) rows[r / 2] = QuadOf(d, a + r * a_row, a + (r + 1) * a_row);
+      for (int r = 0; r < R; r += 2) {
+        const Words last_first = QuadOf(d, a + r * a_row - 1, a + (r + 1) * a_row - 1);
+        rows[r / 2] = Words(vrev64q_u32(last_first.raw));
+      }
       add_two();
     }
   }
