@@ -77,7 +77,8 @@ LONG = SELF | {"qg": SELF["q"], "kg": SELF["k"], "vg": SELF["v"], "window": 2, "
 GATED = SELF | {"gates": zeros(2, 6, 4, 3), "block": 2, "compressed": (zeros(2, 3, 2, 8), zeros(2, 3, 2, 5)),
                 "window": 2, "count": 3}
 COMPRESSED = SELF | {"k_cmp": zeros(2, 3, 2, 8), "v_cmp": zeros(2, 3, 2, 5), "ratio": 2, "window": 2,
-                     "chosen": np.full((2, 6, 1), -1), "sinks": zeros(4), "start": 0}
+                     "chosen": np.full((2, 6, 1), -1), "sinks": zeros(4), "start": 0, "lengths": [6, 5],
+                     "starts": [0, 1]}
 MODES = {"log_dt": zeros(4), "log_A_real": zeros(4, 3), "A_imag": zeros(4, 3), "C": zeros(4, 3, 2)}
 LINEAR = {"o": O, "lse": LSE, "num": O, "den": zeros(2, 6, 4), "gate": [0.5] * 4}
 LEVELS = {"q": zeros(2, 6, 2, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 4, 5), "level_scales": zeros(2, 6, 4, 5),

@@ -159,7 +159,7 @@ def calls():
     yield "attention_residual_backward", {"do": normal(2, 6, 8), **residuals}
     yield "merge_linear_backward", {"do": O, "o": O, "lse": LSE, "num": O, "den": np.ones(O.shape[:3], np.float32)}
     compressed = {**QKV, "k_cmp": normal(2, 3, 2, 8), "v_cmp": normal(2, 3, 2, 4), "sinks": normal(4),
-                  "chosen": np.full((2, 6, 2), -1)}
+                  "chosen": np.full((2, 6, 2), -1), **TOKENS}
     yield ("compressed_attention", {**compressed, "out": np.zeros_like(O)},
            functools.partial(heed.compressed_attention, ratio=2, window=2))
     yield ("compressed_attention_backward", {"do": normal(*O.shape), **compressed},

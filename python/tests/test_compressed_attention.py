@@ -1,5 +1,6 @@
 # heed.compressed_attention and heed.torch.compress: against plain NumPy, attention, Transformers' DeepSeek-V4, from
 # files and in PyTorch.
+import itertools
 import json
 import subprocess
 
@@ -20,30 +21,48 @@ def inputs(B=2, Tq=40, Tk=40, H=4, Hkv=2, D=6, Dv=5, ratio=4, dtype=np.float64):
         (B, Tq, H, D), (B, Tk, Hkv, D), (B, Tk, Hkv, Dv), (B, N, Hkv, D), (B, N, Hkv, Dv))]
 
 
-def choice(B=2, Tq=40, Tk=40, heads=None, count=3, ratio=4):
+def places(B, Tq, Tk, lengths=None, starts=None, cu_seqlens=None, ratio=4):
+    """Each row's position in its sequence, -1 if it has none, and the sequence's first compressed key: [B, Tq]."""
+    begin, end, first_key = (np.full((B, Tq), x) for x in (0, Tk, 0))
+    if starts is not None:
+        begin[:] = np.array(starts)[:, None]
+    if lengths is not None:
+        end[:] = np.array(lengths)[:, None]
+    if cu_seqlens is not None:
+        end[:], keys = 0, 0
+        for first, last in itertools.pairwise(cu_seqlens):
+            begin[:, first:last], end[:, first:last], first_key[:, first:last] = first, last, keys
+            keys += (last - first) // ratio
+    token = np.arange(Tk - Tq, Tk)
+    return np.where((begin <= token) & (token < end), token - begin, -1), first_key
+
+
+def choice(B=2, Tq=40, Tk=40, heads=None, count=3, ratio=4, **sequences):
     """Random complete keys of each row, in random order, -1 among them where there are too few."""
     chosen = np.full((B, Tq, *(() if heads is None else (heads,)), count), -1)
+    position, _ = places(B, Tq, Tk, **sequences, ratio=ratio)
     for at in np.ndindex(chosen.shape[:-1]):
-        complete = (Tk - Tq + at[1] + 1) // ratio
+        complete = (position[at[:2]] + 1) // ratio
         n = min(complete, count)
         chosen[at][RNG.permutation(count)[:n]] = RNG.permutation(complete)[:n]
     return chosen
 
 
-def naive(q, k, v, k_cmp, v_cmp, *, ratio, window, chosen=None, sinks=None, start=None, scale=None):
+def naive(q, k, v, k_cmp, v_cmp, *, ratio, window, chosen=None, sinks=None, scale=None, **sequences):
     """o and lse from the definition."""
     (B, Tq, H, D), Tk, Hkv, N = q.shape, k.shape[1], k.shape[2], k_cmp.shape[1]
-    start, scale = Tk - Tq if start is None else start, D**-0.5 if scale is None else scale
+    scale = D**-0.5 if scale is None else scale
     at = np.arange(Tk - Tq, Tk)[:, None] - np.arange(Tk)  # tokens from key to row
+    position, first_key = places(B, Tq, Tk, **sequences, ratio=ratio)
     keep = np.zeros((B, H, Tq, Tk + N), bool)
-    keep[..., :Tk] = (at >= 0) & (at < window)
+    keep[..., :Tk] = ((at >= 0) & (at < window) & (at <= position[..., None]))[:, None]
     for b, h, i in np.ndindex(B, H, Tq):
-        complete = (start + i + 1) // ratio
+        first, complete = Tk + first_key[b, i], (position[b, i] + 1) // ratio
         if chosen is None:
-            keep[b, h, i, Tk:Tk + complete] = True
+            keep[b, h, i, first:first + complete] = True
         else:
             row = chosen[b, i] if chosen.ndim == 3 else chosen[b, i, h // (H // Hkv)]
-            keep[b, h, i, Tk + row[row >= 0]] = True
+            keep[b, h, i, first + row[row >= 0]] = True
     wide = lambda x, y: np.repeat(np.concatenate([x, y], 1), H // Hkv, axis=2)  # noqa: E731
     s = np.where(keep, np.einsum("bihd,bjhd->bhij", q, wide(k, k_cmp)) * scale, -np.inf)
     with np.errstate(divide="ignore"):
@@ -72,6 +91,70 @@ def test_it_is_the_definition(case):
     np.testing.assert_allclose(o, expected[0], rtol=0, atol=1e-13)
     np.testing.assert_allclose(lse, expected[1], rtol=1e-13, atol=1e-13)
     np.testing.assert_array_equal(heed.compressed_attention(*given, **options, threads=1), o)
+
+
+SEQUENCES = {
+    "padded on the left": {"starts": [5, 0]},
+    "padded on the right": {"lengths": np.array([31, 40], np.int32)},
+    "padded": {"starts": [5, 20], "lengths": [31, 20]},
+    "packed": {"cu_seqlens": [0, 9, 9, 27, 38]},
+}
+
+
+@pytest.mark.parametrize("chosen", [None, "chosen", "by head"])
+@pytest.mark.parametrize("case", SEQUENCES)
+def test_sequences_are_the_definition(case, chosen):
+    sequences = SEQUENCES[case]
+    B, rows = (1, 40) if case == "packed" else (2, 33)
+    given, sinks = inputs(B=B, Tq=rows), RNG.standard_normal(4)
+    options = {"ratio": 4, "window": 7, "sinks": sinks, **sequences}
+    if chosen is not None:
+        options["chosen"] = choice(B, rows, 40, 2 if chosen == "by head" else None, **sequences)
+    o, lse = heed.compressed_attention(*given, **options, return_lse=True)
+    expected = naive(*given, **options)
+    np.testing.assert_allclose(o, expected[0], rtol=0, atol=1e-13)
+    np.testing.assert_allclose(lse, expected[1], rtol=1e-13, atol=1e-13)
+    position, _ = places(B, rows, 40, **sequences)
+    assert not o[position < 0].any() and np.isneginf(lse.transpose(0, 2, 1)[position < 0]).all()
+    out = np.full_like(o, np.nan)
+    assert heed.compressed_attention(*given, **options, out=out) is out
+    np.testing.assert_array_equal(out, o)
+
+
+def test_padding_is_not_read():
+    """Tokens outside of a sequence and compressed keys beyond it are NaN; gradients are those of the sequence alone."""
+    q, k, v, k_cmp, v_cmp = given = inputs(B=2, dtype=np.float32)
+    do = RNG.standard_normal((2, 40, 4, 5)).astype(np.float32)
+    tokens, keys = [(5, 38), (0, 21)], [8, 5]
+    chosen = choice(starts=[5, 0], lengths=[38, 21])
+    for b, (begin, end) in enumerate(tokens):
+        for x in (q, k, v, do):
+            x[b, :begin] = x[b, end:] = np.nan
+        k_cmp[b, keys[b]:] = v_cmp[b, keys[b]:] = np.nan
+    for more in ({}, {"chosen": chosen}):
+        options = {"ratio": 4, "window": 6, **more}
+        g = heed.compressed_attention_backward(do, *given, **options, starts=[5, 0], lengths=[38, 21])
+        for b, (begin, end) in enumerate(tokens):
+            own, count = slice(begin, end), keys[b]
+            alone = heed.compressed_attention_backward(
+                do[b:b + 1, own], *(x[b:b + 1, own] for x in (q, k, v)), *(x[b:b + 1, :count] for x in (k_cmp, v_cmp)),
+                **{name: x[b:b + 1, own] if name == "chosen" else x for name, x in options.items()})
+            for name in ("dq", "dk", "dv"):
+                np.testing.assert_array_equal(getattr(g, name)[b, own], getattr(alone, name)[0])
+                assert not getattr(g, name)[b, :begin].any() and not getattr(g, name)[b, end:].any()
+            for name in ("dk_cmp", "dv_cmp"):
+                np.testing.assert_array_equal(getattr(g, name)[b, :count], getattr(alone, name)[0])
+                assert not getattr(g, name)[b, count:].any()
+
+
+def test_a_padded_batch_is_decoded_with_the_last_tokens():
+    q, k, v, k_cmp, v_cmp = inputs()
+    options = {"ratio": 4, "window": 6, "starts": [7, 0]}
+    whole = heed.compressed_attention(q, k, v, k_cmp, v_cmp, **options)
+    for t in (6, 7, 8, 20, 39):
+        few = slice(max(t - 5, 0), t + 1)
+        o = heed.compressed_attention(q[:, t:t + 1], k[:, few], v[:, few], k_cmp, v_cmp, **options, start=t)
+        np.testing.assert_allclose(o, whole[:, t:t + 1], rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("rows", [1, 7])
@@ -172,6 +255,10 @@ def test_errors():
         (lambda: call(*given, start=-1), "start is -1, expected an int"),
         (lambda: call(q[:, :30], *given[1:], start=3), "start is 3, expected 10 or more, as k has 40 tokens"),
         (lambda: call(*given, scale=np.inf), "scale is inf"),
+        (lambda: call(*given, lengths=[40, 41]), r"lengths\[1\] is 41, expected 0 to T = 40"),
+        (lambda: call(*given, starts=[0]), r"starts has shape \[1\], expected \[2\]"),
+        (lambda: call(*given, cu_seqlens=[0, 40]), r"k has shape \[2,40,2,6\], expected a leading axis of 1 with"),
+        (lambda: call(*(x[:1] for x in given), cu_seqlens=[0, 40], start=0), "start is given, expected none beside"),
         (lambda: call(q, k[:, :39], v[:, :39], k_cmp, v_cmp), "q has 40 tokens, expected at most the 39 of k"),
         (lambda: call(q, k, v, k_cmp[:, :9], v_cmp), "k_cmp has 9 compressed keys, expected 10 or more"),
         (lambda: call(*given, start=4), "k_cmp has 10 compressed keys, expected 11 or more"),
@@ -216,6 +303,14 @@ TORCH = {  # sizes and options
     "chosen": (dict(B=2, Tq=6, Tk=9, H=2, Hkv=2, D=2, Dv=2, ratio=2), dict(ratio=2, window=2, scale=0.6)),
     "no window": (dict(B=1, Tq=6, Tk=6, H=4, Hkv=2, D=2, Dv=2, ratio=1), dict(ratio=1, window=0)),
     "no complete key": (dict(B=1, Tq=3, Tk=5, H=2, Hkv=1, D=2, Dv=2, ratio=5), dict(ratio=8, window=2)),
+    "padded": (dict(B=2, Tq=6, Tk=9, H=2, Hkv=1, D=2, Dv=2, ratio=2),
+               dict(ratio=2, window=3, starts=[0, 4], lengths=[7, 9])),
+    "packed": (dict(B=1, Tq=9, Tk=9, H=2, Hkv=1, D=2, Dv=2, ratio=2),
+               dict(ratio=2, window=3, cu_seqlens=[0, 3, 3, 8])),
+    "padded, chosen": (dict(B=2, Tq=6, Tk=9, H=2, Hkv=2, D=2, Dv=2, ratio=2),
+                       dict(ratio=2, window=2, starts=[1, 4], lengths=[9, 8])),
+    "packed, chosen": (dict(B=1, Tq=9, Tk=9, H=2, Hkv=2, D=2, Dv=2, ratio=2),
+                       dict(ratio=2, window=2, cu_seqlens=[0, 3, 8])),
 }
 
 
@@ -226,8 +321,9 @@ def with_leaves(case, dtype=None):
 
     sizes, options = TORCH[case]
     arrays = [*inputs(**sizes), RNG.standard_normal(sizes["H"])]
-    if case in ("chosen", "no window"):
+    if "chosen" in case or case == "no window":
         of = {name: sizes[name] for name in ("B", "Tq", "Tk", "ratio")}
+        of |= {name: x for name, x in options.items() if name in ("lengths", "starts", "cu_seqlens")}
         options = options | {"chosen": torch.from_numpy(choice(**of, count=2, heads=sizes["Hkv"]))}
     leaves = [torch.from_numpy(x).to(dtype).requires_grad_() for x in arrays]
 
@@ -259,7 +355,10 @@ def test_in_torch():
     o = heed.torch.compressed_attention(*leaves[:5], chosen=index, **options)
     np.testing.assert_array_equal(o.detach().numpy(), heed.compressed_attention(*arrays, chosen=index, **options))
     torch.library.opcheck(torch.ops.heed.compressed_attention.default,
-                          (*leaves[:5], leaves[5], torch.from_numpy(chosen), 4, 6, None, None, None))
+                          (*leaves[:5], leaves[5], torch.from_numpy(chosen), 4, 6, *[None] * 6))
+    cu_seqlens = torch.tensor([0, 17, 40])
+    torch.library.opcheck(torch.ops.heed.compressed_attention.default,
+                          (*leaves[:5], leaves[5], None, 4, 6, None, None, None, None, cu_seqlens, None))
     with pytest.raises(heed.InvalidArgument, match="compressed_attention: chosen is of type"):
         heed.torch.compressed_attention(*leaves[:5], chosen=3, **options)
     with pytest.raises(heed.InvalidArgument, match="compressed_attention: ratio is 0"):
@@ -286,12 +385,14 @@ def test_gradients_in_other_dtypes(dtype, share):
         assert (x.double() - y).norm() <= share * y.norm()
 
 
-def test_compiled_and_under_autocast():
+@pytest.mark.parametrize("sequences", [{}, {"starts": [3, 0], "lengths": [40, 35]}], ids=["whole", "padded"])
+def test_compiled_and_under_autocast(sequences):
     torch = pytest.importorskip("torch")
     import heed.torch
 
     given = [torch.from_numpy(x) for x in inputs(dtype=np.float32)]
-    options = {"ratio": 4, "window": 6, "chosen": torch.from_numpy(choice())}
+    options = {"ratio": 4, "window": 6, "chosen": torch.from_numpy(choice(**sequences))}
+    options |= {name: torch.tensor(x) for name, x in sequences.items()}
     function = lambda *x: heed.torch.compressed_attention(*x, **options)  # noqa: E731
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
     leaves, others = ([x.clone().requires_grad_() for x in given] for _ in range(2))

@@ -175,7 +175,7 @@ def test_lists_do_not_follow_the_default_device():
         heed.torch.linformer(x, x, x, normal(2, 3), normal(2, 3), lengths=[2])
         heed.torch.longformer(x, x, x, window=2, tokens=[1], key_lengths=[2], dropout=0.5)
         heed.torch.merge_linear(x, normal(1, 1, 3), x, normal(1, 3, 1), gate=[0.5])
-        heed.torch.compressed_attention(x, x, x, x, x, ratio=1, window=2, sinks=[0.5])
+        heed.torch.compressed_attention(x, x, x, x, x, ratio=1, window=2, sinks=[0.5], starts=[1])
         heed.torch.attention_residual(normal(4), [normal(1, 3, 4), normal(1, 3, 4)], normal(4))
         heed.torch.causal_conv1d(normal(1, 2, 5), normal(2, 3), lengths=[3])
         heed.torch.rotary(x, [0, 1, 2], interleaved=True)

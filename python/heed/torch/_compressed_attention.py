@@ -22,8 +22,9 @@ from heed.torch._branch_derivatives import Derivatives
 
 _INPUTS = ("q", "k", "v", "k_cmp", "v_cmp", "sinks", "chosen")
 _TENSORS = "Tensor q, Tensor k, Tensor v, Tensor k_cmp, Tensor v_cmp, Tensor? sinks, Tensor? chosen"
-_OPTIONS = "int ratio, int window, int? start, float? scale, int? threads"
-_NAMES = ("ratio", "window", "start", "scale", "threads")
+_OPTIONS = ("int ratio, int window, int? start, float? scale, Tensor? lengths, Tensor? starts, Tensor? cu_seqlens, "
+            "int? threads")
+_NAMES = ("ratio", "window", "start", "scale", "lengths", "starts", "cu_seqlens", "threads")
 _COUNT = 6  # of tensors with gradients
 
 
@@ -78,29 +79,51 @@ def _tangents(of_arguments, *arguments_and_results):
     return _derivatives.tangents(of_arguments, 2, *arguments_and_results)
 
 
-def _keys_of_rows(q: Tensor, k: Tensor, k_cmp: Tensor, chosen: Any, ratio: int, window: int, start: Any) -> Tensor:
+def _sequence_of_rows(tokens: Tensor, all_tokens: int, ratio: int, lengths: Any, starts: Any,
+                      cu_seqlens: Any) -> tuple[Any, Any, Any]:
+    """The sequence of each row at one of these tokens, as its first token, its end and its first compressed key:
+    numbers or [B, 1], or [1, Tq] of packed sequences."""
+    if cu_seqlens is None:
+        begin, end = (default if x is None else x.to(tokens.device)[:, None]
+                      for x, default in ((starts, 0), (lengths, all_tokens)))
+        return begin, end, 0
+    bounds = cu_seqlens.to(tokens.device, torch.int64)
+    bounds = torch.cat([bounds, bounds[-1:]])  # tokens beyond the last sequence are in an empty one
+    sequence = (torch.searchsorted(bounds, tokens, right=True) - 1).clamp(max=len(bounds) - 2)
+    counts = bounds.diff() // ratio
+    return tuple(x[sequence][None] for x in (bounds[:-1], bounds[1:], counts.cumsum(0) - counts))
+
+
+def _keys_of_rows(q: Tensor, k: Tensor, k_cmp: Tensor, chosen: Any, ratio: int, window: int, start: Any, lengths: Any,
+                  starts: Any, cu_seqlens: Any) -> Tensor:
     """The keys that each row sees, of k followed by k_cmp: [B, Tq, n] or [B, Tq, Hkv, n], -1 for absent ones."""
     (batch, rows), (tokens, heads) = q.shape[:2], k.shape[1:3]
     numbers = functools.partial(torch.arange, device=q.device)
-    at = numbers(tokens - rows, tokens)[:, None]  # of the row among the tokens of k
-    in_window = (at - numbers(min(window, tokens))).clamp(min=-1).expand(batch, -1, -1)
+    first = tokens - rows if start is None else start
+    token = first + numbers(rows)
+    begin, end, first_key = _sequence_of_rows(token, first + rows, ratio, lengths, starts, cu_seqlens)
+    position = torch.where((begin <= token) & (token < end), token - begin, -1).expand(batch, -1)[..., None]
+    before = numbers(min(window, tokens))  # tokens between a key and the row
+    in_window = (numbers(tokens - rows, tokens)[:, None] - before).expand(batch, -1, -1)
+    in_window = torch.where(before <= position, in_window, -1).clamp(min=-1)
     if chosen is None:
         compressed = numbers(k_cmp.shape[1])
-        first = tokens - rows if start is None else start
-        is_complete = (compressed + 1) * ratio <= at - (tokens - rows) + first + 1
-        chosen = torch.where(is_complete, compressed, -1).expand(batch, -1, -1)
+        chosen = torch.where((compressed + 1) * ratio <= position + 1, compressed, -1)
+    first_key = torch.as_tensor(first_key, device=q.device).expand(batch, rows)[..., None]
     if chosen.dim() == 4:
         in_window = in_window[:, :, None].expand(-1, -1, heads, -1)
-    return torch.cat([in_window, torch.where(chosen < 0, chosen, chosen + tokens)], -1)
+        position, first_key = position[:, :, None], first_key[:, :, None]
+    chosen = torch.where((chosen < 0) | (position < 0), -1, chosen + first_key + tokens)
+    return torch.cat([in_window, chosen], -1)
 
 
 def _kernel(along: Sequence[Any], incoming: Sequence[Any], tensors: Sequence[Any], saved: Sequence[Tensor],
-            needed: Sequence[bool], ratio: int, window: int, start: Any = None, scale: Any = None,
-            threads: Any = None) -> tuple[list[Tensor], list[Any]]:
+            needed: Sequence[bool], ratio: int, window: int, start: Any = None, scale: Any = None, lengths: Any = None,
+            starts: Any = None, cu_seqlens: Any = None, threads: Any = None) -> tuple[list[Tensor], list[Any]]:
     q, k, v, k_cmp, v_cmp, sinks, chosen = tensors
     o, lse = saved
     tokens = k.shape[1]
-    index = _keys_of_rows(q, k, k_cmp, chosen, ratio, window, start)
+    index = _keys_of_rows(q, k, k_cmp, chosen, ratio, window, start, lengths, starts, cu_seqlens)
     table, at_sinks = _operators.attention_options, _operators._AT.index(3 + _operators.OPTIONS.index("sinks"))
     if not q.numel() or not index.numel():
         return [torch.zeros_like(o), torch.zeros_like(lse)], [None] * 7
@@ -172,6 +195,9 @@ def compressed_attention(
     sinks: Tensor | Sequence[float] | None = None,
     start: int | None = None,
     scale: float | None = None,
+    lengths: Any = None,
+    starts: Any = None,
+    cu_seqlens: Any = None,
     return_lse: bool = False,
     threads: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -182,8 +208,12 @@ def compressed_attention(
         chosen = torch.from_numpy(_core._keys_of_pattern(chosen))
     elif chosen is not None:
         _dispatch.check_tensors("compressed_attention", chosen=chosen)
+    sequences = (
+        _dispatch.numbers("compressed_attention", key, x, torch.int64)
+        for key, x in (("lengths", lengths), ("starts", starts), ("cu_seqlens", cu_seqlens))
+    )
     results = _dispatch.call("compressed_attention", _operator, q, k, v, k_cmp, v_cmp, sinks, chosen, ratio, window,
-                             start, scale, threads)
+                             start, scale, *sequences, threads)
     return tuple(results) if return_lse else results[0]
 
 

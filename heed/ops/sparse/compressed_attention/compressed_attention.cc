@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "heed/core/os.h"
 #include "heed/ops/sparse/compressed_attention/compressed_attention_internal.h"
@@ -92,6 +93,31 @@ bool IsWanted(const attention::Gradients& g) {
   return g.dq.present() || g.dk.present() || g.dv.present() || g.dsinks.present();
 }
 
+// Runs the backward pass of a part. Rows are summed by blocks, which begin with a sequence's first row, so that its
+// bits do not depend on padding before it. Chosen keys are summed row by row.
+void RunPart(const char* op, Context& ctx, const Call& c, const BackwardInputs& in, int64_t part,
+             const attention::Gradients& g) {
+  const attention::Inputs of = PartInputs(in, part);
+  attention::BackwardProblem b = attention::CheckedBackward(
+      op, {of.q, of.k, of.v, in.o, LseOf(c, in.lse), in.d_o, LseOf(c, in.d_lse)}, c.options[part], g, Use::kForward);
+  std::vector<mechanism::TokenRange> rows;
+  for (softmax::Sequence& s : b.problem.sequences) {
+    if (c.packed || (part == kCompressed && in.chosen.present())) break;
+    const int64_t first = std::clamp<int64_t>(c.sequences[static_cast<size_t>(s.batch)].begin - c.start, 0, c.Tq);
+    rows.push_back({s.batch, first, c.Tq});
+    s.first_q += first;
+    s.start += first;
+    s.num_queries -= first;
+    s.query_end = std::max<int64_t>(s.query_end - first, 0);
+  }
+  attention::RunBackward(op, ctx, c.options[part], b.gradients, &b.problem);
+  if (!rows.empty()) mechanism::ClearOthers(rows, g.dq);
+  if (c.packed) attention::ClearSurplusRows(b.problem, g);
+  for (size_t h = 0; h < b.dsinks.size(); ++h) {
+    StoreDouble(g.dsinks.dtype(), g.dsinks.data(), static_cast<int64_t>(h) * g.dsinks.stride(0), b.dsinks[h]);
+  }
+}
+
 // dq of the compressed part, in memory of its own if there is a window, whose part writes to the result.
 struct PartialDq {
   TensorView view;
@@ -116,15 +142,16 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
   constexpr char kOp[] = "compressed_attention::Forward";
   const os::ScopedFloatControl float_control;  // for the scalars of the problems
   const Call c = CheckedCall(kOp, &ctx, in, options, out, Use::kForward);
+  const attention::Outputs results = {out.o, LseOf(c, out.lse)};
   const Problem whole =
-      attention::CheckedProblem(kOp, PartInputs(in, kWindow), c.options[kWindow], {out.o, out.lse}, Use::kForward);
-  const auto run = [&](size_t part, const Problem& results) {
+      attention::CheckedProblem(kOp, PartInputs(in, kWindow), c.options[kWindow], results, Use::kForward);
+  const auto run = [&](size_t part, const Problem& to) {
     Problem p =
         attention::CheckedProblem(kOp, PartInputs(in, static_cast<int64_t>(part)), c.options[part], {}, Use::kInputs);
-    p.o = results.o;
-    p.lse = results.lse;
-    p.wide_outputs = results.wide_outputs;
-    p.sinks = results.sinks;
+    p.o = to.o;
+    p.lse = to.lse;
+    p.wide_outputs = to.wide_outputs;
+    p.sinks = to.sinks;
     attention::Run(kOp, ctx, c.options[part], &p);
   };
   if (c.has_window) {
@@ -132,6 +159,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
   } else {
     run(kCompressed, whole);
   }
+  if (c.packed) attention::FillSurplusRows(whole, in.q, results);
 }
 
 int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
@@ -167,14 +195,14 @@ Explanation Explain(const Context& ctx, const Inputs& in, const Options& options
 
 void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {
   constexpr char kOp[] = "compressed_attention::Backward";
+  const os::ScopedFloatControl float_control;  // for the scalars of the problems
   const Call c = CheckedBackward(kOp, &ctx, in, options, out, Use::kForward);
   PartialDq dq(c, out.dq);
   dq.Allocate();
   for (int64_t part = kWindow; part <= kCompressed; ++part) {
     const attention::Gradients g = GradientsOf(c, out, dq.view, part);
     if (!IsWanted(g)) continue;
-    const attention::Inputs of = PartInputs(in, part);
-    attention::Backward(ctx, {of.q, of.k, of.v, in.o, in.lse, in.d_o, in.d_lse}, c.options[part], g);
+    RunPart(kOp, ctx, c, in, part, g);
   }
   if (!c.has_window) {
     Clear(ctx, out.dk);

@@ -15,6 +15,7 @@
 #include "heed/harness/mechanism/problem_case.h"
 #include "heed/mechanism/check_internal.h"
 #include "heed/ops/exact/attention/cases/attention_case.h"
+#include "heed/ops/sparse/compressed_attention/compressed_attention_internal.h"
 
 namespace heed::compressed_attention {
 namespace {
@@ -33,7 +34,10 @@ std::string Title(const Problem& p) {
                                    {"v_cmp", p.in.v_cmp},
                                    {"chosen", p.in.chosen},
                                    {"sinks", p.in.sinks},
-                                   {"d_lse", p.in.d_lse}}) {
+                                   {"d_lse", p.in.d_lse},
+                                   {"lengths", o.lengths},
+                                   {"starts", o.starts},
+                                   {"cu_seqlens", o.cu_seqlens}}) {
     text += sparse::Described(name, view);
   }
   if (o.scale) text += " scale=" + std::to_string(*o.scale);
@@ -57,23 +61,27 @@ Buffer Joined(const ConstTensorView& tokens, const ConstTensorView& compressed) 
 // keep[b, h, i, j]: the pairs of a row and the joined keys that the definition has.
 Buffer Kept(const Problem& p) {
   const int64_t B = p.in.q.size(0), Tq = p.in.q.size(1), Hq = p.in.q.size(2), Tk = p.in.k.size(1), Hkv = p.in.k.size(2);
-  const int64_t N = p.in.k_cmp.size(1), start = p.options.start.value_or(Tk - Tq);
+  const int64_t N = p.in.k_cmp.size(1);
   const Buffer keep(DType::kBool, {B, Hq, Tq, Tk + N});
   for (int64_t b = 0; b < B; ++b) {
-    for (int64_t h = 0; h < Hq; ++h) {
-      for (int64_t i = 0; i < Tq; ++i) {
+    for (int64_t i = 0; i < Tq; ++i) {
+      const DefinedPlace place = PlaceByDefinition(p.in, p.options, b, i);
+      const int64_t complete = p.in.chosen.present() ? 0 : place.num_complete(p.options.ratio);
+      for (int64_t h = 0; h < Hq; ++h) {
         for (int64_t j = 0; j < Tk; ++j) {
           const int64_t before = (Tk - Tq + i) - j;  // tokens between key and row
-          keep.Set({b, h, i, j}, before >= 0 && before < p.options.window);
+          const bool sees = before >= 0 && before < p.options.window && before <= place.token - place.begin;
+          keep.Set({b, h, i, j}, place.is_valid() && sees);
         }
-        const int64_t complete = std::min((start + i + 1) / p.options.ratio, N);
-        for (int64_t c = 0; c < N; ++c) keep.Set({b, h, i, Tk + c}, !p.in.chosen.present() && c < complete);
-        if (!p.in.chosen.present()) continue;
+        for (int64_t c = 0; c < N; ++c) {
+          keep.Set({b, h, i, Tk + c}, c >= place.first_key && c < place.first_key + complete);
+        }
+        if (!p.in.chosen.present() || !place.is_valid()) continue;
         for (int64_t n = 0; n < p.in.chosen.size(p.in.chosen.rank() - 1); ++n) {
           const bool by_head = p.in.chosen.rank() == 4;
           const std::vector<int64_t> at = by_head ? std::vector{b, i, h / (Hq / Hkv), n} : std::vector{b, i, n};
           const auto c = static_cast<int64_t>(GetElement(p.in.chosen, at));
-          if (c >= 0) keep.Set({b, h, i, Tk + c}, 1);
+          if (c >= 0) keep.Set({b, h, i, Tk + place.first_key + c}, 1);
         }
       }
     }
@@ -86,7 +94,7 @@ Buffer Kept(const Problem& p) {
 //   o    Each part has an lse with attention's error E, so that the weights of the parts are wrong by a factor up to
 //        1 + 2 E: at most E V in o, with V the largest |v| that the row sees in this channel.
 //   dq   In 16 bits each part is rounded: at most u A, with A the sum of the magnitudes of all terms, a quarter of the
-//        4 u A that attention's tolerance has.
+//        4 u A that attention's tolerance has, and for subnormal numbers of f16 half of their distance, 2^-25.
 class Tolerance {
  public:
   Tolerance(const Problem& p, std::span<const TensorView> allowed) : p_(p), allowed_(allowed) {
@@ -146,12 +154,13 @@ class Tolerance {
   }
 
   void OfGradient(const std::string& name, const TensorView& to) const {
-    const bool is_compressed = name.ends_with("_cmp"), is_narrow = SizeOf(p_.in.q.dtype()) == 2;
+    const bool is_compressed = name.ends_with("_cmp"), is_rounded = name == "dq" && SizeOf(p_.in.q.dtype()) == 2;
+    const double of_subnormal = is_rounded && p_.in.q.dtype() == DType::kF16 ? 0x1p-25 : 0;
     const TensorView& of = of_whole_.at(is_compressed ? name.substr(0, 2) : name);
     ForElements(to, [&](std::vector<int64_t> at) {
       const std::vector<int64_t> own = at;
       if (is_compressed) at[1] += p_.in.k.size(1);
-      SetElement(to, own, GetElement(of, at) * (name == "dq" && is_narrow ? 1.25 : 1));
+      SetElement(to, own, GetElement(of, at) * (is_rounded ? 1.25 : 1) + of_subnormal);
     });
   }
 

@@ -76,7 +76,10 @@ constexpr Keyword<Call> kOptions[] = {
        call.has_window = true;
      }},
     {"start", true, [](Call& call, const Argument& a) { call.options.start = ToInt(a, 0, INT64_MAX); }},
-    {"scale", true, &ReadOption<Call, &Options::scale>}};
+    {"scale", true, &ReadOption<Call, &Options::scale>},
+    {"lengths", true, &ReadInts<Call, &Options::lengths>},
+    {"starts", true, &ReadInts<Call, &Options::starts>},
+    {"cu_seqlens", true, &ReadInts<Call, &Options::cu_seqlens>}};
 constexpr Keyword<Call> kResults[] = {{"return_lse", false, &ReadFlag<Call, &Call::return_lse>},
                                       {"out", true, [](Call& call, const Argument& a) {
                                          if (call.describe) return;
@@ -226,7 +229,11 @@ Example:
   >>> o = heed.compressed_attention(q, k, v, k_cmp, v_cmp, ratio=4, window=8, chosen=np.maximum(latest, -1)[None])
   >>> o = heed.compressed_attention(q, k, v, k, v, ratio=1, window=0)
   >>> bool(np.allclose(o, heed.attention(q, k, v, causal=True), atol=1e-6))
-  True)";
+  True
+  >>> o = heed.compressed_attention(q, k, v, k_cmp, v_cmp, ratio=4, window=8, starts=[3])  # padding on the left
+  >>> bool(o[:, :3].any()), bool(np.array_equal(o[:, 3:], heed.compressed_attention(q[:, 3:], k[:, 3:], v[:, 3:],
+  ...                                                                                k_cmp, v_cmp, ratio=4, window=8)))
+  (False, True))";
 
 constexpr char kBackwardInPython[] = R"(
 Returns the named tuple heed.CompressedAttentionGradients: dq dk dv dk_cmp dv_cmp dsinks, NumPy arrays in the shape and
@@ -245,7 +252,8 @@ Example:
 constexpr char kTakes[] =
     "q: Array, k: Array, v: Array, k_cmp: Array, v_cmp: Array, *, ratio: int, window: int, "
     "chosen: Array | Pattern | None = None, sinks: Floats | None = None, "
-    "start: int | None = None, scale: float | None = None, ";
+    "start: int | None = None, scale: float | None = None, lengths: Ints | None = None, starts: Ints | None = None, "
+    "cu_seqlens: Ints | None = None, ";
 
 }  // namespace
 

@@ -71,22 +71,22 @@ struct Row {
 };
 
 Row RowOf(const Inputs& in, const Options& options, int64_t b, int64_t i, int64_t h) {
-  const int64_t Tq = in.q.size(1), Tk = in.k.size(1), start = options.start.value_or(Tk - Tq), position = start + i;
-  const int64_t first_token = start + Tq - Tk;  // position of key 0
+  const DefinedPlace place = PlaceByDefinition(in, options, b, i);
+  const int64_t Tk = in.k.size(1), last = in.q.size(1) - 1;
   Row row = {b, i, h, h / (in.q.size(2) / in.k.size(2)), {}, -std::numeric_limits<double>::infinity(), 1, 0};
-  for (int64_t j = 0; j < Tk; ++j) {
-    const int64_t p = first_token + j;
-    if (position - options.window < p && p <= position) row.keys.push_back({false, j});
+  for (int64_t j = 0; j < Tk && place.is_valid(); ++j) {
+    const int64_t token = place.token + (last - i) - (Tk - 1 - j);  // the last row and key are the same token
+    const bool is_near = place.token - options.window < token && token <= place.token;
+    if (is_near && place.begin <= token) row.keys.push_back({false, j});
   }
-  const auto is_complete = [&](int64_t c) { return (c + 1) * options.ratio <= position + 1; };
   if (!in.chosen.present()) {
-    for (int64_t c = 0; c < in.k_cmp.size(1) && is_complete(c); ++c) row.keys.push_back({true, c});
+    for (int64_t c = 0; c < place.num_complete(options.ratio); ++c) row.keys.push_back({true, place.first_key + c});
   } else {
-    for (int64_t n = 0; n < in.chosen.size(in.chosen.rank() - 1); ++n) {
+    for (int64_t n = 0; n < in.chosen.size(in.chosen.rank() - 1) && place.is_valid(); ++n) {
       const int64_t at =
           in.chosen.rank() == 4 ? OffsetAt(in.chosen, {b, i, row.key_head, n}) : OffsetAt(in.chosen, {b, i, n});
       const int64_t c = LoadAsInt64(in.chosen.dtype(), in.chosen.data(), at);
-      if (c >= 0) row.keys.push_back({true, c});
+      if (c >= 0) row.keys.push_back({true, place.first_key + c});
     }
   }
   const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(in.q.size(3))));
@@ -124,7 +124,25 @@ double Value(const Inputs& in, const Row& row, const Key& key, int64_t e) {
   return At(key.is_compressed ? in.v_cmp : in.v, {row.b, key.at, row.key_head, e});
 }
 
+int64_t IntAt(const ConstTensorView& t, int64_t n) { return LoadAsInt64(t.dtype(), t.data(), n * t.stride(0)); }
+
 }  // namespace
+
+DefinedPlace PlaceByDefinition(const Inputs& in, const Options& options, int64_t b, int64_t i) {
+  const int64_t Tq = in.q.size(1), start = options.start.value_or(in.k.size(1) - Tq);
+  DefinedPlace place = {start + i, 0, start + Tq, 0};
+  if (options.starts.present()) place.begin = IntAt(options.starts, b);
+  if (options.lengths.present()) place.end = IntAt(options.lengths, b);
+  if (!options.cu_seqlens.present()) return place;
+  place.end = 0;  // of no sequence so far
+  int64_t first_key = 0;
+  for (int64_t n = 0; n + 1 < options.cu_seqlens.size(0); ++n) {
+    const int64_t begin = IntAt(options.cu_seqlens, n), end = IntAt(options.cu_seqlens, n + 1);
+    if (begin <= i && i < end) place = {i, begin, end, first_key};
+    first_key += (end - begin) / options.ratio;
+  }
+  return place;
+}
 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   CheckedCall("compressed_attention::Reference", nullptr, in, options, out, attention::Use::kReference);
