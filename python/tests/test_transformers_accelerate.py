@@ -23,7 +23,7 @@ NAMES = [name for name, family in FAMILIES.items() if hasattr(transformers, fami
 def results(model, x, **options):
     """Logits and the gradient of every parameter."""
     model.zero_grad()
-    out = model(x, labels=x, use_cache=False, **options)
+    out = model(x, **{"labels": x, "use_cache": False, **options})
     out.loss.backward()
     return out.logits.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
@@ -84,11 +84,23 @@ def test_padding(name):
     assert_near(before[1, 9:], after[1, 9:])
 
 
-@torch.no_grad()
-def test_padding_beside_compressed_keys_is_declined():
+def test_padding_on_the_right_beside_compressed_keys():
     model, x = build("deepseek_v4"), tokens()
     mask = torch.ones_like(x)
     mask[1, 9:] = 0
+    labels = x.masked_fill(mask == 0, -100)
+    expected = results(model, x, attention_mask=mask, labels=labels)
+    report = accelerate(model, strict=True)
+    found = results(model, x, attention_mask=mask, labels=labels)
+    assert_same_results(*((logits[mask.bool()], gradients) for logits, gradients in (expected, found)))
+    assert not report.declined
+
+
+@torch.no_grad()
+def test_padding_on_the_left_beside_compressed_keys_is_declined():
+    model, x = build("deepseek_v4"), tokens()
+    mask = torch.ones_like(x)
+    mask[1, :9] = 0
     before = model(x, attention_mask=mask).logits
     report = accelerate(model, strict=True)
     assert torch.equal(model(x, attention_mask=mask).logits, before)

@@ -231,14 +231,21 @@ def _lightning(self, hidden_states, position_embeddings, attention_mask, past_ke
     return self.out_proj(o), state
 
 
-def _sees_more_than_windows(attention_mask: Tensor | None, rows: int, window: int) -> bool:
-    """Returns whether the last `rows` tokens see anything else than the `window` tokens up to themselves."""
+def _sees_windows(attention_mask: Tensor | None, rows: int, window: int) -> tuple[bool, Tensor | None]:
+    """Returns whether the last `rows` tokens see the `window` tokens up to themselves alone, and the lengths of
+    sequences whose padding on the right sees anything else."""
     if attention_mask is None:  # all keys, of which a cache holds no more than a window before the first row
-        return rows > 1
+        return rows == 1, None
     keep = attention_mask if attention_mask.dtype is torch.bool else attention_mask == 0
     keys = keep.shape[-1]
     before = torch.arange(keys - rows, keys)[:, None] - torch.arange(keys)
-    return not bool((keep == ((before >= 0) & (before < window))).all())
+    same = (keep == ((before >= 0) & (before < window))).all(-1)
+    if bool(same.all()):
+        return True, None
+    if rows != keys or keep.dim() != 4 or keep.shape[1] != 1:
+        return False, None
+    lengths = keep.diagonal(dim1=-2, dim2=-1).sum(-1)  # [B, 1]: a token sees itself unless it is padding
+    return bool((same | (torch.arange(rows) >= lengths[..., None])).all()), lengths[:, 0]
 
 
 def _deepseek_v4(self, hidden_states, position_embeddings, position_ids, attention_mask, past_key_values=None,
@@ -254,8 +261,9 @@ def _deepseek_v4(self, hidden_states, position_embeddings, position_ids, attenti
         return Declined(f"attention_dropout is {self.attention_dropout}, expected 0 in training")
     if not bool((position_ids == torch.arange(start, start + rows)).all()):
         return Declined("positions do not count the tokens of a row, as where one has padding")
-    if _sees_more_than_windows(attention_mask, rows, self.sliding_window):
-        return Declined("the mask is not that of the layer's windows, as where a row has padding")
+    sees_windows, lengths = _sees_windows(attention_mask, rows, self.sliding_window)
+    if not sees_windows:
+        return Declined("the mask is not that of the layer's windows, as where a row has padding on the left")
     rotated = sys.modules[type(self).__module__].apply_rotary_pos_emb
     cos, sin = position_embeddings[self.rope_layer_type]
     q_residual = self.q_a_norm(self.q_a_proj(hidden_states))
@@ -276,6 +284,7 @@ def _deepseek_v4(self, hidden_states, position_embeddings, position_ids, attenti
     o = heed.torch.compressed_attention(
         q, kv, kv, compressed, compressed, ratio=self.compressor.compress_rate, window=self.sliding_window,
         chosen=chosen[0] if chosen else None, sinks=self.sinks, start=start, scale=self.scaling,
+        lengths=None if lengths is None else lengths.expand(len(q)),
     )
     o = rotated(o, cos, -sin, unsqueeze_dim=2)
     return self.o_b_proj(self.o_a_proj(o.flatten(2).unflatten(2, (self.config.o_groups, -1))).flatten(2)), None
