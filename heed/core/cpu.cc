@@ -104,6 +104,13 @@ bool HasDotProducts() {
 #if defined(__aarch64__) && defined(__linux__)
   constexpr unsigned long kBoth = HWCAP_ASIMDDP | HWCAP_AES;
   return (getauxval(AT_HWCAP) & kBoth) == kBoth;
+#elif defined(__APPLE__)
+  const auto has = [](const char* feature) {
+    int value = 0;
+    size_t size = sizeof(value);
+    return sysctlbyname(feature, &value, &size, nullptr, 0) == 0 && value != 0;
+  };
+  return has("hw.optional.arm.FEAT_DotProd") && has("hw.optional.arm.FEAT_AES");
 #else
   return false;
 #endif

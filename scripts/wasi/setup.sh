@@ -39,15 +39,3 @@ ensure_wasi_libcxx() {
   mv "$library.part" "$library"
   rm -rf "$work"
 }
-
-# fmt, nlohmann-json and CLI11, used as headers alone: Debian's packages, in a folder without this machine's C library.
-# The file of fmt's version refuses 32-bit addresses.
-ensure_wasi_headers() {
-  local file
-  [ ! -e "$PREFIX/include/CLI" ] || return 0
-  dpkg -L libfmt-dev nlohmann-json3-dev libcli11-dev | grep -E '^/usr/(include|lib|share/cmake)/' | grep -vi 'version\.cmake$' |
-    while read -r file; do
-    file=$(readlink -f "$file")  # fmt's CMake package wants its library to be there
-    [ ! -f "$file" ] || (cd /usr && cp --parents "${file#/usr/}" "$PREFIX")
-  done
-}
