@@ -35,13 +35,19 @@ if(sources)
     set_property(TARGET _core APPEND PROPERTY LINK_DEPENDS ${map})
   endif()
   # nanobind's stub is the source of those that type checkers read: heed._core's and heed.torch's. It is made by importing
-  # the module, so a cross build has none.
+  # the module: a cross build has one where HEED_TARGET_PYTHON runs the other machine's Python.
   if(NOT CMAKE_CROSSCOMPILING)
+    set(HEED_TARGET_PYTHON ${Python_EXECUTABLE})
+  endif()
+  if(HEED_TARGET_PYTHON)
     set(stubs ${PROJECT_BINARY_DIR}/_core.pyi ${PROJECT_BINARY_DIR}/torch.pyi)
     set(tool ${PROJECT_SOURCE_DIR}/tools/stubs.py)
     set(package ${PROJECT_SOURCE_DIR}/python/heed)
-    nanobind_add_stub(_core_functions MODULE _core OUTPUT ${PROJECT_BINARY_DIR}/stub/_core.pyi
-      PYTHON_PATH $<TARGET_FILE_DIR:_core> DEPENDS _core)
+    block()
+      set(Python_EXECUTABLE ${HEED_TARGET_PYTHON})
+      nanobind_add_stub(_core_functions MODULE _core OUTPUT ${PROJECT_BINARY_DIR}/stub/_core.pyi
+        PYTHON_PATH $<TARGET_FILE_DIR:_core> DEPENDS _core)
+    endblock()
     add_custom_command(OUTPUT ${stubs} VERBATIM
       COMMAND ${Python_EXECUTABLE} ${tool} ${PROJECT_BINARY_DIR}/stub/_core.pyi ${package} ${stubs}
       DEPENDS ${PROJECT_BINARY_DIR}/stub/_core.pyi ${tool} ${package}/_typing.py ${package}/_signatures.py
@@ -51,7 +57,7 @@ if(sources)
   # For the wheel, which asks for this component: the paths are those of a package, and of where it was built last.
   set(of_wheel COMPONENT python EXCLUDE_FROM_ALL)
   install(TARGETS _core LIBRARY DESTINATION heed ${of_wheel})
-  if(NOT CMAKE_CROSSCOMPILING)
+  if(HEED_TARGET_PYTHON)
     install(FILES ${PROJECT_BINARY_DIR}/_core.pyi DESTINATION heed ${of_wheel})
     install(FILES ${PROJECT_BINARY_DIR}/torch.pyi DESTINATION heed/torch RENAME __init__.pyi ${of_wheel})
   endif()
