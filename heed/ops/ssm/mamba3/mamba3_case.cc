@@ -146,8 +146,9 @@ struct Magnitudes {
               return std::abs(At(x, {b, t, r, h / (G / H), i})) + added;
             };
             for (int64_t i = 0; i < K; ++i) {
-              const bool rotated = i < 2 * P;
-              Put(lengths.view(), {b, t, r, h, i}, rotated ? std::hypot(element(i), element(i ^ 1)) : element(i));
+              // std::hypot is glibc 2.35's where it is newest, and programs that call it need that glibc.
+              const double own = element(i), other = i < 2 * P ? element(i ^ 1) : 0.0;
+              Put(lengths.view(), {b, t, r, h, i}, std::sqrt(own * own + other * other));
             }
           }
         }
