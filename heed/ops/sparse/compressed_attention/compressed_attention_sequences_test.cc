@@ -201,7 +201,7 @@ Call Padded(DType dtype, Choice choice, int64_t Tq, int64_t Tk = 150) {
 
 // Four packed sequences, one of them empty, before tokens and compressed keys of no sequence.
 Call Packed(DType dtype, Choice choice, int64_t T = 150) {
-  const std::vector<int64_t> bounds = {0, 61, 61, 98, 139};
+  const std::vector<int64_t> bounds = {0, 63, 63, 98, 139};
   Call call;
   int64_t N = 0;
   for (size_t s = 0; s + 1 < bounds.size(); ++s) {
@@ -319,8 +319,8 @@ TEST(CompressedAttentionSequencesTest, CompressedKeysAreThoseOfTheLongestSequenc
   call.in.k_cmp = call.in.k_cmp.Slice(1, 0, N - 1);
   refuses("k_cmp has 35 compressed keys, expected 36 or more, those that are complete at the last row");
   call = Packed(DType::kF32, Choice::kAll);
-  call.in.k_cmp = call.in.k_cmp.Slice(1, 0, 33);
-  refuses("k_cmp has 33 compressed keys, expected 34 or more, those of all sequences");
+  call.in.k_cmp = call.in.k_cmp.Slice(1, 0, 32);
+  refuses("k_cmp has 32 compressed keys, expected 33 or more, those of all sequences");
 }
 
 TEST(CompressedAttentionSequencesTest, WorkspaceIsEnoughForWhatPassesReserve) {
@@ -420,8 +420,8 @@ TEST(CompressedAttentionSequencesTest, ErrorsNameTheArgumentAndWriteNothing) {
       Padded(DType::kF32, Choice::kChosen, 150), [&](Call& c) { choose(c, 8, 1); },
       "chosen has key 1 in row 8 of sequence 0, expected -1, or one of the 1 keys that are complete there");
   refuses(
-      Packed(DType::kF32, Choice::kChosen), [&](Call& c) { choose(c, 65, 1); },
-      "chosen has key 1 in row 65, expected -1, or one of the 1 keys that are complete there");
+      Packed(DType::kF32, Choice::kChosen), [&](Call& c) { choose(c, 67, 1); },
+      "chosen has key 1 in row 67, expected -1, or one of the 1 keys that are complete there");
   const Buffer o(DType::kF32, {1, 150, 4, 16}), lse(DType::kF32, {4, 150});
   EXPECT_THAT([&] { Forward(ctx, packed.in, packed.options, {o.view(), lse.view()}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("lse has shape [4,150], expected [1,4,150]")));
