@@ -85,7 +85,7 @@ def main():
             continue
         loops = [loop for text, instructions in functions(path, options.objdump) if re.search(function, text)
                  for loop in innermost_loops(instructions, multiplies) if loop.products >= 8]
-        # The same template is compiled often: each number of products and instructions once.
+        # A template has many instances: of those with equal numbers of products and instructions one is shown.
         once = {(loop.products, len(loop.body)): loop for loop in loops}
         for key in sorted(once, key=lambda key: key[1] / key[0])[:options.loops]:
             loop = once[key]
