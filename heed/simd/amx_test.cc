@@ -1,4 +1,5 @@
-// AMX, emulated and of the CPU, computes the two chains that amx.h describes.
+// AMX, emulated and of the CPU, computes the two chains that amx.h describes, and the softmax between its products has
+// the bits of its definition.
 #define HEED_AMX
 #include "heed/core/targets.h"
 // After targets.h:
@@ -22,6 +23,7 @@
 // After highway.h:
 #include "heed/simd/emulated_amx-inl.h"
 #include "heed/simd/amx_products-inl.h"
+#include "heed/simd/amx_softmax-inl.h"
 
 namespace heed::tiles_test {
 #ifndef HEED_SIMD_TILES_TEST_ONCE
@@ -41,11 +43,18 @@ struct Matrices {
   bool add;
   float* out;
 };
+
+// powers[i] = 2^exponents[i], and words of (first[i], second[i]).
+struct Softmax {
+  std::vector<float> exponents, first, second, powers;
+  std::vector<uint32_t> pairs;
+};
 #endif
 }  // namespace heed::tiles_test
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::tiles_test::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;
 
 template <class Tiles>
@@ -79,6 +88,20 @@ void MultiplyMatrices(const Matrices& m) {
   MultiplyAll<Tiles, 6>(m);
 }
 
+void Exponentiate(Softmax& x) {
+  const hn::ScalableTag<float> d;
+  const hn::RebindToUnsigned<decltype(d)> words;
+  const hs::Probabilities<decltype(d)> probabilities;
+  x.powers.resize(x.exponents.size());
+  x.pairs.resize(x.first.size());
+  for (size_t i = 0; i + hn::Lanes(d) <= x.exponents.size(); i += hn::Lanes(d)) {
+    hn::StoreU(probabilities.Exp2(hn::LoadU(d, &x.exponents[i])), d, &x.powers[i]);
+  }
+  for (size_t i = 0; i + hn::Lanes(d) <= x.first.size(); i += hn::Lanes(d)) {
+    hn::StoreU(probabilities.ToPairs(hn::LoadU(d, &x.first[i]), hn::LoadU(d, &x.second[i])), words, &x.pairs[i]);
+  }
+}
+
 void Emulate(Operands& x) { Multiply<hs::EmulatedAmxTiles>(x); }
 void EmulateMatrices(const Matrices& m) { MultiplyMatrices<hs::EmulatedAmxTiles>(m); }
 
@@ -102,6 +125,7 @@ HWY_EXPORT(Emulate);
 HWY_EXPORT(EmulateMatrices);
 HWY_EXPORT(Compute);
 HWY_EXPORT(ComputeMatrices);
+HWY_EXPORT(Exponentiate);
 
 float Widen(uint16_t bits) {
   const uint32_t word = uint32_t{bits} << 16;
@@ -249,6 +273,83 @@ TEST(TilesTest, MatricesOfManyTilesAndTermsAreSumsOfTheirProducts) {
       }
     }
   }
+}
+
+// The result of this CPU's target, after comparing it with the emulation's.
+Softmax Exponentiated(Softmax x) {
+  HWY_DYNAMIC_DISPATCH(Exponentiate)(x);
+  if ((hwy::SupportedTargets() & HWY_AVX2) == 0) return x;
+  Softmax emulated = x;
+  hwy::SetSupportedTargetsForTest(HWY_AVX2);
+  HWY_DYNAMIC_DISPATCH(Exponentiate)(emulated);
+  hwy::SetSupportedTargetsForTest(0);
+  for (size_t i = 0; i < x.powers.size(); ++i) {
+    EXPECT_TRUE(x.powers[i] == emulated.powers[i] || std::isnan(emulated.powers[i])) << x.exponents[i];
+  }
+  EXPECT_EQ(x.pairs, emulated.pairs);
+  return x;
+}
+
+TEST(TilesTest, PowersOfTwoAreWithinTheirBound) {
+  heed::Random random(1);
+  Softmax x;
+  for (int i = 0; i < 1 << 20; ++i) x.exponents.push_back(static_cast<float>(random.Uniform(-125, 100)));
+  for (int i = -126 * 32; i <= 100 * 32; ++i) {  // the table's entries, and what is just below
+    x.exponents.push_back(static_cast<float>(i) / 32);
+    x.exponents.push_back(std::nextafter(static_cast<float>(i + 1) / 32, -1000.0f));
+  }
+  x.exponents.resize(x.exponents.size() / 16 * 16);
+  const Softmax y = Exponentiated(x);
+  for (size_t i = 0; i < x.exponents.size(); ++i) {
+    const double expected = std::exp2(static_cast<double>(x.exponents[i]));
+    ASSERT_NEAR(static_cast<double>(y.powers[i]) / expected, 1, 3e-7) << x.exponents[i];
+  }
+}
+
+TEST(TilesTest, PowersOfTwoBeyondTheRangeAreZeroInfiniteOrNaN) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity(), kMax = std::numeric_limits<float>::max();
+  Softmax x;
+  x.exponents = {-kInfinity, -kMax, -1e6f, -151,  129,    1e6f,   kMax, kInfinity,
+                 NAN,        -NAN,  0,     -0.0f, 1e-30f, 1e-40f, 1,    -1};
+  const Softmax y = Exponentiated(x);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(y.powers[static_cast<size_t>(i)], 0) << x.exponents[static_cast<size_t>(i)];
+  for (int i = 4; i < 8; ++i) EXPECT_EQ(y.powers[static_cast<size_t>(i)], kInfinity);
+  EXPECT_TRUE(std::isnan(y.powers[8]) && std::isnan(y.powers[9]));
+  for (int i = 10; i < 14; ++i) EXPECT_NEAR(y.powers[static_cast<size_t>(i)], 1, 3e-7);
+}
+
+TEST(TilesTest, PairsAreRoundedToTheNearestAndTiesUp) {
+  heed::Random random(2);
+  Softmax x;
+  const auto bits = [](float f) {
+    uint32_t word;
+    std::memcpy(&word, &f, sizeof(word));
+    return word;
+  };
+  for (int i = 0; i < 1 << 16; ++i) {
+    for (std::vector<float>* to : {&x.first, &x.second}) {
+      const uint32_t low = i % 4 == 0 ? 0x8000 : static_cast<uint32_t>(random.Word() & 0xFFFF);
+      const uint32_t word = static_cast<uint32_t>(random.Integer(0, 0x7F7F)) << 16 | low;
+      float f;
+      std::memcpy(&f, &word, sizeof(f));
+      to->push_back(f);
+    }
+  }
+  x.first[0] = std::numeric_limits<float>::infinity();
+  x.second[1] = std::numeric_limits<float>::quiet_NaN();
+  const Softmax y = Exponentiated(x);
+  const auto rounded = [&](float f) {
+    const auto below = static_cast<double>(Widen(static_cast<uint16_t>(bits(f) >> 16)));
+    const auto above = static_cast<double>(Widen(static_cast<uint16_t>((bits(f) >> 16) + 1)));
+    const double half = std::isinf(above) ? 0x1.FFp127 : (below + above) / 2;
+    return static_cast<uint16_t>((bits(f) >> 16) + (static_cast<double>(f) >= half ? 1 : 0));
+  };
+  for (size_t i = 2; i < x.first.size(); ++i) {
+    ASSERT_EQ(y.pairs[i] & 0xFFFF, rounded(x.first[i])) << x.first[i];
+    ASSERT_EQ(y.pairs[i] >> 16, rounded(x.second[i])) << x.second[i];
+  }
+  EXPECT_EQ(y.pairs[0] & 0xFFFF, 0x7F80u);
+  EXPECT_TRUE(std::isnan(Widen(static_cast<uint16_t>(y.pairs[1] >> 16))));
 }
 
 }  // namespace

@@ -179,35 +179,6 @@ HWY_INLINE V Exp2NonPositive(D d, V x) {
 #endif
 }
 
-// 2^x where a factor that all weights have in common does not matter: not exactly 1 at 0.
-// The degree is 3 for weights that are rounded to bf16, 7.5e-5, or 5, 7.5e-8; the fraction is
-// taken in [0, 1), because scalef takes the floor of its exponent by itself.
-template <int kDegree, class D, class V = hn::Vec<D>>
-HWY_INLINE V Exp2Weight(D d, V x) {
-  const auto c = [d](float v) HWY_ATTR { return hn::Set(d, v); };
-#if HEED_HAVE_SCALEF
-  constexpr int kFromFloor = 9;  // no exceptions, down, to integers
-  const V n = x, f = V{_mm512_reduce_ps(x.raw, kFromFloor)};
-#else
-  x = ClampExponent(d, x);
-  const V n = hn::Floor(x), f = hn::Sub(x, n);
-#endif
-  static_assert(kDegree == 3 || kDegree == 5);
-  V p;
-  if constexpr (kDegree == 3) {
-    p = hn::MulAdd(c(.07802452f), f, c(.226067159f));
-    p = hn::MulAdd(p, f, c(.695833539f));
-    p = hn::MulAdd(p, f, c(.999925219f));
-  } else {
-    p = hn::MulAdd(c(.00187757665f), f, c(.00898934016f));
-    p = hn::MulAdd(p, f, c(.055826318f));
-    p = hn::MulAdd(p, f, c(.240153617f));
-    p = hn::MulAdd(p, f, c(.693153073f));
-    p = hn::MulAdd(p, f, c(.999999925f));
-  }
-  return ScaleByPowerOfTwo(d, p, n);
-}
-
 // log2(e) in two parts, so that the products of large arguments lose nothing.
 template <class T>
 inline constexpr T kLog2EHigh = static_cast<T>(sizeof(T) == 4 ? 1.44269502162933349609375 : 1.442695040888963387);

@@ -72,13 +72,16 @@ class AmxGradients {
   // For rows whose biases stand for masks the rounding would matter, so the difference comes first. No exponent is
   // above 0.
   static constexpr bool kScalesShift = kTerms == 1;
-  static HWY_INLINE V FarWeight(V s, V lse, V factor) {
-    return hs::Exp2Weight<3>(d_, hn::Min(hn::Mul(hn::Sub(s, lse), factor), hn::Zero(d_)));
-  }
-  static HWY_INLINE V Weight(V s, V shift, V factor) {
-    if constexpr (kTerms == 1) return hs::Exp2Weight<3>(d_, hn::MulSub(s, factor, shift));
-    return hs::Exp2Weight<5>(d_, hn::Mul(hn::Sub(s, shift), factor));
-  }
+  struct Weight {
+    typename O::Probabilities p;
+    HWY_INLINE Weight() {}  // a defaulted constructor would not be compiled for this target
+    HWY_INLINE V operator()(V s, V shift, V factor) const {
+      return kTerms == 1 ? p.Exp2(hn::MulSub(s, factor, shift)) : O::Weight(p, s, shift, factor);
+    }
+    HWY_INLINE V Far(V s, V lse, V factor) const {
+      return p.Exp2(hn::Min(hn::Mul(hn::Sub(s, lse), factor), hn::Zero(d_)));
+    }
+  };
 
   struct Buffers {
     BF16 *keys, *values, *key_channels;  // of the group, in tiles; key_channels: keys by channel
@@ -304,7 +307,7 @@ class AmxGradients {
         const size_t i = kSecond * W + static_cast<size_t>(c) * N;
         V s = hn::Load(d_, s_ + i);
         if constexpr (kDecays) s = hn::Add(s, hn::Set(d_, tile_->of_key[of_tile_]));
-        const V weight = Weight(s, shift_[c], factor_);
+        const V weight = weight_(s, shift_[c], factor_);
         ds[c] = hn::Mul(weight, hn::MulSub(gain_[c], hn::Load(d_, dp_ + i), delta_[c]));
         p[c] = hn::Mul(weight, gain_[c]);
       }
@@ -331,6 +334,7 @@ class AmxGradients {
     }
 
     AmxGradients& to_;
+    const Weight weight_;
     V factor_, shift_[C], delta_[C], gain_[C], row_sums_[C];
     TileTerms* tile_ = nullptr;
     int64_t of_tile_ = 0;  // keys of the tile so far

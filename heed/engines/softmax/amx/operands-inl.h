@@ -30,6 +30,7 @@
 #include "heed/simd/math-inl.h"
 #include "heed/simd/pair_tile-inl.h"
 #include "heed/simd/amx_products-inl.h"
+#include "heed/simd/amx_softmax-inl.h"
 #include "heed/simd/amx.h"
 #include "heed/simd/transpose-inl.h"
 #include "hwy/highway.h"
@@ -133,7 +134,6 @@ struct AmxOperands {
   static constexpr int kMostVectors = kLaneVectors;
   // Units of 32 keys whose probabilities are in the pipeline at once (pipeline-inl.h).
   static constexpr int kMostUnits = 4;
-  static constexpr int kDegree = 5;
 
   // Keys whose tiles take half of a 2 MiB L2, in whole segments.
   static int64_t KeysInL2(const Problem& p) {
@@ -253,7 +253,7 @@ struct AmxOperands {
   template <size_t W, int C, bool kFlagMasked>
   static HWY_INLINE void Weigh(size_t num_keys, const float* s, const V* HWY_RESTRICT shift, float factor,
                                V* HWY_RESTRICT sum, uint32_t* p) {
-    const Weigher<C, kFlagMasked> weigh(shift, factor);
+    const Weigher<C, kFlagMasked> probability(shift, factor);
     V l[C];
     HWY_UNROLL(4)
     for (int c = 0; c < C; ++c) l[c] = sum[c];
@@ -261,16 +261,16 @@ struct AmxOperands {
     for (; j + 2 <= num_keys; j += 2, s += 2 * W, p += W) {
       HWY_UNROLL(4)
       for (int c = 0; c < C; ++c) {
-        const V first = weigh(s, c), second = weigh(s + W, c);
-        l[c] = hn::Add(l[c], hn::Add(weigh.Sum(first), weigh.Sum(second)));
-        StoreTerms<W>(first, second, p + static_cast<size_t>(c) * kLanes);
+        const V first = probability(s, c), second = probability(s + W, c);
+        l[c] = hn::Add(l[c], hn::Add(probability.Sum(first), probability.Sum(second)));
+        StoreTerms<W>(probability.probabilities, first, second, p + static_cast<size_t>(c) * kLanes);
       }
     }
     for (; j < Steps(num_keys); j += 2, s += 2 * W, p += W) {
       for (int c = 0; c < C; ++c) {
-        const V first = j < num_keys ? weigh(s, c) : hn::Zero(D());
-        l[c] = hn::Add(l[c], weigh.Sum(first));
-        StoreTerms<W>(first, hn::Zero(D()), p + static_cast<size_t>(c) * kLanes);
+        const V first = j < num_keys ? probability(s, c) : hn::Zero(D());
+        l[c] = hn::Add(l[c], probability.Sum(first));
+        StoreTerms<W>(probability.probabilities, first, hn::Zero(D()), p + static_cast<size_t>(c) * kLanes);
       }
     }
     HWY_UNROLL(4)
@@ -281,13 +281,13 @@ struct AmxOperands {
   template <size_t W, int C, bool kFlagMasked>
   static HWY_INLINE void WeighInPlace(size_t num_keys, float* s, const V* HWY_RESTRICT shift, float factor,
                                       V* HWY_RESTRICT sum) {
-    const Weigher<C, kFlagMasked> weigh(shift, factor);
+    const Weigher<C, kFlagMasked> probability(shift, factor);
     for (size_t j = 0; j < num_keys; j += 2, s += 2 * W) {
       for (int c = 0; c < C; ++c) {
         float* at = s + static_cast<size_t>(c) * kLanes;
-        const V first = weigh(s, c);
-        const V second = j + 1 < num_keys ? weigh(s + W, c) : hn::Zero(D());
-        sum[c] = hn::Add(sum[c], hn::Add(weigh.Sum(first), weigh.Sum(second)));
+        const V first = probability(s, c);
+        const V second = j + 1 < num_keys ? probability(s + W, c) : hn::Zero(D());
+        sum[c] = hn::Add(sum[c], hn::Add(probability.Sum(first), probability.Sum(second)));
         hn::Store(first, D(), at);
         if (j + 1 < num_keys) hn::Store(second, D(), at + W);
       }
@@ -295,23 +295,28 @@ struct AmxOperands {
   }
   template <size_t W, int C>
   static HWY_INLINE void PutWeights(size_t num_keys, const float* s, uint32_t* p) {
+    const Probabilities probabilities;
     for (size_t j = 0; j < Steps(num_keys); j += 2, s += 2 * W, p += W) {
       for (int c = 0; c < C; ++c) {
         const float* at = s + static_cast<size_t>(c) * kLanes;
-        StoreTerms<W>(j < num_keys ? hn::Load(D(), at) : hn::Zero(D()),
+        StoreTerms<W>(probabilities, j < num_keys ? hn::Load(D(), at) : hn::Zero(D()),
                       j + 1 < num_keys ? hn::Load(D(), at + W) : hn::Zero(D()), p + static_cast<size_t>(c) * kLanes);
       }
     }
   }
 
-  static HWY_INLINE V Weight(V s, V shift, V factor) {
-    return hs::Exp2Weight<kDegree>(D(), hn::Mul(hn::Sub(s, shift), factor));
+  // P of a logit. The difference comes first: products of large logits, as with a bias of the most negative number,
+  // would overflow.
+  using Probabilities = hs::Probabilities<D>;
+  static HWY_INLINE V Weight(const Probabilities& p, V s, V shift, V factor) {
+    return p.Exp2(hn::Mul(hn::Sub(s, shift), factor));
   }
 
   // Returns 2^((row - shift) factor) of vector c. A masked pair adds +0 to a sum.
   template <int C, bool kFlagMasked>
   struct Weigher {
     V shift[C], factor;
+    Probabilities probabilities;
     HWY_INLINE Weigher(const V* HWY_RESTRICT shifts, float f) : factor(hn::Set(D(), f)) {
       HWY_UNROLL(4)
       for (int c = 0; c < C; ++c) shift[c] = shifts[c];
@@ -319,7 +324,8 @@ struct AmxOperands {
     HWY_INLINE V operator()(const float* row, int c) const {
       const D d;
       const V x = hn::Load(d, row + static_cast<size_t>(c) * kLanes);
-      const V w = Weight(x, shift[c], factor);
+      V w = Weight(probabilities, x, shift[c], factor);
+      if constexpr (kWeightTerms == 1) w = hn::IfThenElse(hn::IsNaN(w), hn::NaN(d), w);  // a bias may be any NaN
       if constexpr (!kFlagMasked) return w;
       const auto masked = hn::Eq(x, hn::Set(d, -std::numeric_limits<float>::infinity()));
       return hn::IfThenElse(masked, hn::Set(d, -0.0f), w);
@@ -329,9 +335,10 @@ struct AmxOperands {
 
   // Stores the terms of a pair of keys' P, `kPairs` rows apart.
   template <size_t W, int64_t kPairs = kGrid.tile / 2>
-  static HWY_INLINE void StoreTerms(V first, V second, uint32_t* to) {
+  static HWY_INLINE void StoreTerms(const Probabilities& probabilities, V first, V second, uint32_t* to) {
     const D d;
     const hn::RebindToUnsigned<D> words;
+    if constexpr (kWeightTerms == 1) return hn::Store(probabilities.ToPairs(first, second), words, to);
     HWY_UNROLL(3)
     for (int p = 0; p < kWeightTerms; ++p) {
       const auto pair = RoundToPairs(d, first, second);

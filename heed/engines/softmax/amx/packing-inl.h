@@ -24,6 +24,14 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
+// Prefetches a row that is copied soon, if it is before `end`: rows are too far apart for a hardware prefetcher.
+template <class S>
+HWY_INLINE void PrefetchSource(const SourceRows& from, int64_t row, int64_t end, int64_t depth) {
+  if (row >= end) return;
+  const auto* line = reinterpret_cast<const char*>(from.At<S>(row));
+  for (const char* last = line + depth * static_cast<int64_t>(sizeof(S)); line < last; line += 64) hwy::Prefetch(line);
+}
+
 template <int kOfKeys, int kOfValues, class AmxUnit>
 bool AmxOperands<kOfKeys, kOfValues, AmxUnit>::PackQueries(DType dtype, const void* const* rows, size_t num_rows,
                                                            size_t depth, double factor, size_t lanes,
@@ -92,6 +100,7 @@ bool AmxOperands<kOfKeys, kOfValues, AmxUnit>::CopyKeys(const SourceRows& from, 
                    j % kTileRows * kTileDepth;
       const bool present = begin + j < end;
       const S* row = present ? from.At<S>(begin + j) : nullptr;
+      PrefetchSource<S>(from, begin + j + kTileRows, end, depth);
       for (int64_t e = 0; e < chunks * kTileDepth; e += N) {
         typename RowSplit::Half split[kTerms];
         for (int p = 0; p < kTerms; ++p) split[p] = hn::Zero(halves);
@@ -121,7 +130,10 @@ void AmxOperands<kOfKeys, kOfValues, AmxUnit>::CopyValues(const SourceRows& from
       auto* tiles = reinterpret_cast<uint32_t*>(to) + (j - begin) / kTileDepth * kTerms * channels * kTileWords +
                     (j - begin) % kTileDepth / 2;
       const S* rows[2 * N];
-      for (int64_t i = 0; i < 2 * N; ++i) rows[i] = j + i < end ? from.At<S>(j + i) : nullptr;
+      for (int64_t i = 0; i < 2 * N; ++i) {
+        rows[i] = j + i < end ? from.At<S>(j + i) : nullptr;
+        PrefetchSource<S>(from, j + 2 * N + i, end, depth);
+      }
       for (int64_t e = 0; e < channels; e += N) {
         hn::Vec<decltype(words)> v[kTerms][N];
         const size_t n = static_cast<size_t>(std::clamp<int64_t>(depth - e, 0, N));

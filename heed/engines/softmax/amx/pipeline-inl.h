@@ -53,7 +53,7 @@ class AmxPipeline {
   static constexpr ptrdiff_t kRow = W * sizeof(float);  // in bytes
 
  public:
-  AmxPipeline(const Workspace<O>& w, const Head<O>& head, int64_t depth, int64_t value_depth, float* outputs)
+  AmxPipeline(Workspace<O>& w, const Head<O>& head, int64_t depth, int64_t value_depth, float* outputs)
       : w_(w), head_(head), depth_(depth), value_depth_(value_depth), outputs_(outputs) {}
 
   // Computes O and `sum` of these keys, a multiple of 32, with shifts m. If begin_tile is not null, begin_tile(key,
@@ -88,6 +88,7 @@ class AmxPipeline {
   template <int kEach, bool kOfKeys>
   struct Weights {
     V factor, shift[C], sum[C];
+    typename O::Probabilities probabilities;
     const float* of_key = nullptr;  // added to the unit's logits
     const float* s = nullptr;
     uint32_t* p = nullptr;
@@ -142,7 +143,7 @@ class AmxPipeline {
       const typename O::D d;
       V x = hn::Load(d, s + kKey * W + static_cast<size_t>(c) * N);
       if constexpr (kOfKeys) x = hn::Add(x, hn::Set(d, of_key[kKey]));
-      return O::Weight(x, shift[c], factor);
+      return O::Weight(probabilities, x, shift[c], factor);
     }
     // Computes a pair for the first or the second tile of lanes.
     template <int kHalf>
@@ -150,7 +151,7 @@ class AmxPipeline {
       ForVectors<kHalf>([&](auto c) HWY_ATTR HEED_INLINE_LAMBDA {
         const V first = Weight<0>(c.value), second = Weight<1>(c.value);
         sum[c.value] = hn::Add(sum[c.value], hn::Add(first, second));
-        O::template StoreTerms<W, kPairs>(first, second, p + static_cast<size_t>(c.value) * N);
+        O::template StoreTerms<W, kPairs>(probabilities, first, second, p + static_cast<size_t>(c.value) * N);
       });
     }
   };
@@ -194,6 +195,7 @@ class AmxPipeline {
         }
         weights.Begin(w_.logits + static_cast<size_t>((step - 1) % 2) * kUnitLogits, weights_of(step - 1));
       }
+      w_.ahead.Some();
       if (step < units) Logits(k, q, step, weights, pending);
       // Channels of the last units whose probabilities are complete.
       const int64_t place = (step - 1 + together) % together;
@@ -248,7 +250,7 @@ class AmxPipeline {
     pending.out = out;
   }
 
-  const Workspace<O>& w_;
+  Workspace<O>& w_;
   const Head<O>& head_;
   const int64_t depth_, value_depth_;
   float* const outputs_;

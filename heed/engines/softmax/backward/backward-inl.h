@@ -334,6 +334,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     const V minus_inf = hn::Set(d_, -std::numeric_limits<T>::infinity());
     const V masked_zero = hn::Set(d_, T{-0.0}), exponent = hn::Set(d_, exponent_);
     const int64_t end = run.end;
+    const typename P::Weight weight;
     for (size_t c = run.c0; c < run.c1; ++c) {
       const V shift = ShiftOf(c), delta = hn::Load(d_, delta_ + c * N), gain = hn::Load(d_, gain_ + c * N);
       [[maybe_unused]] const V far = this->WithoutRow(hn::Load(d_, far_lse_ + c * N), c);
@@ -347,9 +348,9 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
         const V dp = hn::Load(d_, d_logit);
         auto masked = hn::Eq(s, minus_inf);
         if constexpr (O::kUsesAmx) masked = hn::Or(masked, absent);
-        V p = P::Weight(s, shift, exponent);
+        V p = weight(s, shift, exponent);
         if constexpr (P::kScalesShift) {
-          if (large_shift_) p = hn::IfThenElse(hn::IsNaN(far), p, P::FarWeight(s, far, exponent));
+          if (large_shift_) p = hn::IfThenElse(hn::IsNaN(far), p, weight.Far(s, far, exponent));
         }
         const V kept = keep(gain, j);
         const V ds = hn::Mul(p, hn::MulSub(kept, dp, delta));

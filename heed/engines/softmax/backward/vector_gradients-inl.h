@@ -67,12 +67,14 @@ class VectorGradients {
   static constexpr bool kScalesShift = false;
   static T Shift(T lse) { return lse; }
   static HWY_INLINE V RowPart(V of_row, V /*factor*/) { return of_row; }
-  static HWY_INLINE V Weight(V s, V shift, V /*factor*/) {
-    // If the caller's lse is less than the logit, e^x may overflow; it is infinity then.
-    constexpr T kOverflow = sizeof(T) == 4 ? T{128} : T{1024};
-    const V x = hn::Mul(hn::Sub(s, shift), hn::Set(D(), static_cast<T>(hs::kLog2E)));
-    return hs::Exp2NonPositive(D(), hs::AtMost(D(), x, kOverflow));
-  }
+  struct Weight {
+    HWY_INLINE V operator()(V s, V shift, V /*factor*/) const {
+      // If the caller's lse is less than the logit, e^x may overflow; it is infinity then.
+      constexpr T kOverflow = sizeof(T) == 4 ? T{128} : T{1024};
+      const V x = hn::Mul(hn::Sub(s, shift), hn::Set(D(), static_cast<T>(hs::kLog2E)));
+      return hs::Exp2NonPositive(D(), hs::AtMost(D(), x, kOverflow));
+    }
+  };
 
   struct Buffers {
     Word *q_rows, *d_o_rows;         // [W][.]

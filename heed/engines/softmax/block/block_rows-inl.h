@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 
 #include "heed/engines/softmax/block/decays-inl.h"
 #include "heed/engines/softmax/block/head-inl.h"
@@ -61,7 +62,9 @@ class BlockRows {
         of_[lane] = members_ + row.query / queries_each_;
         row.query %= queries_each_;
       }
-      runs_[lane] = VisibleKeys(p_, *of_[lane], row.query);
+      // Made in place: a copy would load as one vector what has just been stored as four numbers, and wait for the
+      // stores.
+      ::new (static_cast<void*>(&runs_[lane])) KeyRuns(VisibleKeys(p_, *of_[lane], row.query));
     }
   }
 
@@ -96,7 +99,8 @@ class BlockRows {
     const void* q[W];
     SetLanes(q);
     PackQueries(p_.dtype, q);
-    w_.ahead.Spread((SeenKeys() + SeenKeys() * p_.value_depth / kTileKeys) * kParts / hs::TileRows<C>());
+    const int64_t register_tiles = (SeenKeys() + SeenKeys() * p_.value_depth / kTileKeys) * kParts / hs::TileRows<C>();
+    w_.ahead.Spread(O::kUsesAmx ? SeenKeys() / O::kGrid.step : register_tiles);
   }
 
   // Fills lanes_ with the per-lane data of the passes over a tile, and q with pointers to the queries.

@@ -92,11 +92,18 @@ class LaneOutputs {
 
   // Returns NaN in each of the N lanes from `lane` on whose row has an output that is not finite, else 0.
   HWY_INLINE V NotFinite(const T* HWY_RESTRICT o, size_t lane) const {
-    V marks = hn::Zero(d_);
-    for (size_t e = 0; e < channels_; ++e) {
-      marks = hn::MulAdd(hn::Load(d_, o + e * W + lane), hn::Zero(d_), marks);
+    constexpr size_t kChains = 4;
+    V marks[kChains];
+    for (V& chain : marks) chain = hn::Zero(d_);
+    size_t e = 0;
+    for (; e + kChains <= channels_; e += kChains) {
+      HWY_UNROLL(4)
+      for (size_t i = 0; i < kChains; ++i) {
+        marks[i] = hn::MulAdd(hn::Load(d_, o + (e + i) * W + lane), hn::Zero(d_), marks[i]);
+      }
     }
-    return marks;
+    for (; e < channels_; ++e) marks[0] = hn::MulAdd(hn::Load(d_, o + e * W + lane), hn::Zero(d_), marks[0]);
+    return hn::Add(hn::Add(marks[0], marks[1]), hn::Add(marks[2], marks[3]));
   }
 
   // Stores rows[lane][e] = factor[lane] o, rounded.
