@@ -200,23 +200,24 @@ class DeltaBackwardHead {
     }
   }
 
-  // Sums over the lanes of the column block from column c on: dk and db. In stages each column block has its own.
+  // Sums over the lanes of the column block from column c on: dk and db. In stages each column block has its own. What
+  // whole blocks leave of the columns is up to two blocks, the last of which has the last sums.
   HWY_INLINE T* LaneSumsOf(DeltaSum of, size_t c) const {
     constexpr auto kColumns = static_cast<size_t>(kDeltaBlockColumns<T>);
-    if (!in_stages_ || c < kColumns) return b_.sums[of];
+    if (!in_stages_ || c == 0) return b_.sums[of];
     T* later = b_.later_sums[of == kOfKeys ? 0 : 1];
-    return later + (c / kColumns - 1) * static_cast<size_t>(p_.block_writes()) * row_;
+    return later + (c / kColumns - (c % kColumns == 0 ? 1 : 0)) * static_cast<size_t>(p_.block_writes()) * row_;
   }
   HWY_NOINLINE HWY_ATTR void AddLaterSums(size_t n) const {
-    constexpr auto kColumns = static_cast<size_t>(kDeltaBlockColumns<T>);
     for (DeltaSum of : {kOfKeys, kOfWriteKeys}) {
       if (of == kOfWriteKeys && !before_) continue;
-      for (size_t c = kColumns; c < value_row_; c += kColumns) {
-        const T* later = LaneSumsOf(of, c);
+      hs::ForTiles<kDeltaBlockVectors>(0, value_row_ / N, [&](auto, size_t vector) HWY_ATTR {
+        if (vector == 0) return;
+        const T* later = LaneSumsOf(of, vector * N);
         for (size_t i = 0; i < n * row_; i += N) {
           hn::Store(hn::Add(hn::Load(d_, b_.sums[of] + i), hn::Load(d_, later + i)), d_, b_.sums[of] + i);
         }
-      }
+      });
     }
   }
 

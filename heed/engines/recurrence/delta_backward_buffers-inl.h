@@ -80,7 +80,7 @@ struct DeltaBackwardBuffers {
     carver.Next(dv, writes * value_row);
     carver.Next(found, (writes + 1) * value_row);
     for (T*& rows_of : sums) carver.Next(rows_of, (writes + 1) * row);
-    const int64_t later = holds == Holds::kAll ? 0 : (value_row - 1) / kDeltaBlockColumns<T>;
+    const int64_t later = holds == Holds::kAll ? 0 : (value_row - 1) / kDeltaBlockColumns<T> + 1;
     carver.Next(later_sums[0], later * writes * row);
     carver.Next(later_sums[1], before ? later * writes * row : 0);
     carver.Next(d_beta, writes);
