@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "heed/engines/softmax/block/block-inl.h"
 #include "heed/engines/softmax/block/exponentials-inl.h"
@@ -52,12 +53,16 @@ class AmxBlock : protected Block<O, C> {
   }
 
   // Whole tiles, pipelined if all rows have seen a key in this segment, else tile by tile; so also if m must be raised.
-  // Rows with decay need that now and then, so they take a few tiles at a time.
+  // Rows with decay need that now and then, so they take a few tiles at a time. The tile that follows them has begun
+  // already, and its masks are not theirs.
   HWY_NOINLINE void WholeTiles(const Interval& keys, V* m, V* l, T* outputs) {
+    const bool masked = std::exchange(this->masked_, false), partly_kept = std::exchange(this->partly_kept_, false);
     const int64_t most = p_.forgets ? kTilesWithDecay * O::kGrid.tile : keys.size();
     for (int64_t at = keys.begin; at < keys.end; at += most) {
       PipeTiles({at, std::min(at + most, keys.end)}, m, l, outputs);
     }
+    this->masked_ = masked;
+    this->partly_kept_ = partly_kept;
   }
 
   // One tile. A row's m is the maximum of its first tile and stays: probabilities up to 2^32 do not hurt in bf16, which

@@ -94,6 +94,22 @@ TEST_P(Tiles, APipelineHasTheBitsOfTileByTile) {
   }
 }
 
+// A whole tile is computed when the tile after it has begun, which here keeps a part of its pairs.
+TEST_P(Tiles, AWholeTileBeforeAPartOfOneKeepsItsKeys) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    Problem p = Long(dtype);
+    const Buffer mask(DType::kBool, {1, 1, 40, kTk});
+    for (int64_t i = 0; i < 40; ++i) {
+      for (int64_t j = 0; j < kTk; ++j) mask.Set({0, 0, i, j}, j <= 140 + i ? 1 : 0);
+    }
+    p.options.mask = Keep(p, mask);
+    const Result result = RunForward(ctx_, p), expected = RunReference(p);
+    for (int64_t i = 0; i < 40; ++i) {
+      EXPECT_NEAR(result.lse.Get({0, 0, i}), expected.lse.Get({0, 0, i}), 1e-5) << Name(dtype) << " " << i;
+    }
+  }
+}
+
 TEST_P(Tiles, HighPrecisionIsThreeProductsAndOtherwiseNothing) {
   Problem p = Long(DType::kF32);
   const Result expected = RunReference(p), highest = RunForward(ctx_, p);
