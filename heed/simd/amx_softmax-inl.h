@@ -20,18 +20,19 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Powers of two by 1/32, times the leading coefficient of a quadratic.
+// Powers of two by 1/32, times the leading coefficient of a quadratic. The first is the number whose product with the
+// quadratic at 0 rounds to 1: the output of a row that sees one key is its value.
 struct PowersOfTwo {
   HWY_ALIGN float at[32];
 };
 inline constexpr PowersOfTwo kPowersOfTwo = {{
-    0.242840618f, 0.248158142f, 0.253592104f, 0.259145051f, 0.264819562f, 0.270618379f, 0.276544154f, 0.282599658f,
+    0.242840633f, 0.248158142f, 0.253592104f, 0.259145051f, 0.264819562f, 0.270618379f, 0.276544154f, 0.282599658f,
     0.288787782f, 0.295111418f, 0.301573515f, 0.308177114f, 0.314925313f, 0.321821302f, 0.328868270f, 0.336069524f,
     0.343428493f, 0.350948602f, 0.358633369f, 0.366486430f, 0.374511451f, 0.382712156f, 0.391092479f, 0.399656296f,
     0.408407629f, 0.417350590f, 0.426489353f, 0.435828269f, 0.445371658f, 0.455124021f, 0.465089947f, 0.475274086f,
 }};
 
-// 2^x of a probability in AMX tiles, within 3e-7 and not exactly 1 at 0, and rounding to bf16.
+// 2^x of a probability in AMX tiles, within 3e-7 and exactly 1 at 0, and rounding to bf16.
 //
 // 2^(i/32) comes from a table, which is a permutation of two registers, and 2^r with 0 <= r < 1/32 is a quadratic,
 // ((r + B)^2 + A) times a factor of the table, within 5.3e-8: five multiplications instead of the eight of a polynomial

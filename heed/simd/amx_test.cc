@@ -315,7 +315,9 @@ TEST(TilesTest, PowersOfTwoBeyondTheRangeAreZeroInfiniteOrNaN) {
   for (int i = 0; i < 4; ++i) EXPECT_EQ(y.powers[static_cast<size_t>(i)], 0) << x.exponents[static_cast<size_t>(i)];
   for (int i = 4; i < 8; ++i) EXPECT_EQ(y.powers[static_cast<size_t>(i)], kInfinity);
   EXPECT_TRUE(std::isnan(y.powers[8]) && std::isnan(y.powers[9]));
-  for (int i = 10; i < 14; ++i) EXPECT_NEAR(y.powers[static_cast<size_t>(i)], 1, 3e-7);
+  for (int i = 10; i < 14; ++i) EXPECT_EQ(y.powers[static_cast<size_t>(i)], 1);
+  EXPECT_EQ(y.powers[14], 2);
+  EXPECT_EQ(y.powers[15], 0.5f);
 }
 
 TEST(TilesTest, PairsAreRoundedToTheNearestAndTiesUp) {
