@@ -126,7 +126,7 @@ def test_options_of_attention(rng, name):
         assert (bound <= 0.05).all() and ((bound > 0).any() or level == "box")
         assert (np.abs(o - whole).max(-1).transpose(0, 2, 1) <= 2 * bound * np.abs(v).max() + 1e-5).all()
         for got, expected in zip(cache.attend(q, return_bound=True, **given), (o, bound, lse)):
-            np.testing.assert_allclose(got, expected, atol=2e-6)
+            np.testing.assert_allclose(got, expected, rtol=2.5e-7, atol=2e-6)  # an lse of 16 is a multiple of 1.9e-6
 
 
 def test_left_padding_by_a_mask_or_by_starts_is_the_same_certificate(rng):
@@ -338,7 +338,7 @@ class TestSelected:
                         {"query_lengths": [64, 3], "key_lengths": [640, 100]}):
             p = heed.select.certified(q, k, epsilon=0.2, **options)
             o, _ = heed.certified_attention(q, k, v, epsilon=0.2, level="sketch", causal=True, **options)
-            np.testing.assert_allclose(heed.attention(q, k, v, causal=True, pattern=p, **options), o, atol=2e-6)
+            np.testing.assert_allclose(heed.attention(q, k, v, causal=True, pattern=p, **options), o, atol=4e-6)
 
     def test_tensors_and_edges(self, rng):
         q, k, v = map(torch.from_numpy, topics(rng, 512))

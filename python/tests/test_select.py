@@ -117,7 +117,8 @@ def test_padding_threads_and_places_are_those_of_attention():
 def test_all_blocks_are_dense_attention_bit_for_bit():
     x = inputs()
     pattern = S.top_blocks(x["q"], x["k"], count=10, block=16)
-    assert np.array_equal(heed.attention(**x, causal=True, pattern=pattern), heed.attention(**x, causal=True))
+    dense = heed.attention(**x, causal=True, invariant=True)  # lists of blocks are not computed with AMX
+    assert np.array_equal(heed.attention(**x, causal=True, pattern=pattern), dense)
 
 
 def test_a_row_at_a_time_chooses_as_all_at_once():
