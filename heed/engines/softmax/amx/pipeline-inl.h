@@ -53,7 +53,7 @@ class AmxPipeline {
   static constexpr ptrdiff_t kRow = W * sizeof(float);  // in bytes
 
  public:
-  AmxPipeline(Workspace<O>& w, const Head<O>& head, int64_t depth, int64_t value_depth, float* outputs)
+  AmxPipeline(const Workspace<O>& w, const Head<O>& head, int64_t depth, int64_t value_depth, float* outputs)
       : w_(w), head_(head), depth_(depth), value_depth_(value_depth), outputs_(outputs) {}
 
   // Computes O and `sum` of these keys, a multiple of 32, with shifts m. If begin_tile is not null, begin_tile(key,
@@ -195,7 +195,6 @@ class AmxPipeline {
         }
         weights.Begin(w_.logits + static_cast<size_t>((step - 1) % 2) * kUnitLogits, weights_of(step - 1));
       }
-      w_.ahead.Some();
       if (step < units) Logits(k, q, step, weights, pending);
       // Channels of the last units whose probabilities are complete.
       const int64_t place = (step - 1 + together) % together;
@@ -250,7 +249,7 @@ class AmxPipeline {
     pending.out = out;
   }
 
-  Workspace<O>& w_;
+  const Workspace<O>& w_;
   const Head<O>& head_;
   const int64_t depth_, value_depth_;
   float* const outputs_;

@@ -99,8 +99,7 @@ class BlockRows {
     const void* q[W];
     SetLanes(q);
     PackQueries(p_.dtype, q);
-    const int64_t register_tiles = (SeenKeys() + SeenKeys() * p_.value_depth / kTileKeys) * kParts / hs::TileRows<C>();
-    w_.ahead.Spread(O::kUsesAmx ? SeenKeys() / O::kGrid.step : register_tiles);
+    w_.ahead.Spread((SeenKeys() + SeenKeys() * p_.value_depth / kTileKeys) * kParts / hs::TileRows<C>());
   }
 
   // Fills lanes_ with the per-lane data of the passes over a tile, and q with pointers to the queries.

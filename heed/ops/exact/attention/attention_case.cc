@@ -82,7 +82,7 @@ void StoreTolerance(const Problem& problem, const ReferenceRow& row, const Outpu
                     const Outputs& tolerance) {
   const Epsilon eps = EpsilonOf(problem.in.q.dtype());
   const bool three_products = problem.options.precision == Precision::kHigh && problem.in.q.dtype() == DType::kF32;
-  // What two terms of bf16 leave of each factor, and the product of second terms, which is left out: 2^-16 each.
+  // Two bf16 terms represent each factor within 2^-16, and the product of the second terms, at most 2^-16, is omitted.
   const double splits = three_products ? 3 * 0x1p-16 : 0;
   const bool packed = problem.options.cu_seqlens_q.present();
   const int64_t batch = packed ? 0 : row.sequence;
