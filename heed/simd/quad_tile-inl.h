@@ -1,8 +1,8 @@
 // The register tiles of pair_tile-inl.h by BFMMLA: the same sums with the same bits, in half as many instructions.
 //
-// Compiled for targets with BFMMLA only. Its operands are quads: two words of one row or lane, then two of the next.
-// Queries and P, which many tiles read, are stored as quads (ToQuads), but for a last row of words without a partner;
-// other words are interleaved as they are read.
+// Compiled for targets with BFMMLA only, whose f32 vectors have four lanes. Its operands are quads: two words of one
+// row or lane, then two of the next. Queries and P, which many tiles read, are stored as quads (ToQuads), but for a
+// last row of words without a partner; other words are interleaved as they are read.
 #if defined(HEED_SIMD_QUAD_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_SIMD_QUAD_TILE_INL_H_
 #undef HEED_SIMD_QUAD_TILE_INL_H_
@@ -25,33 +25,34 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 #if HEED_QUAD_PRODUCTS
 
-// The quad of two rows, given the two words of each.
+// The quad of two rows, given the two words of each, at any address.
 template <class D, class Words = hn::Vec<hn::RebindToUnsigned<D>>>
 HWY_INLINE Words QuadOf(D /*d*/, const void* first, const void* second) {
-  return Words(vreinterpretq_u32_u8(
-      vcombine_u8(vld1_u8(static_cast<const uint8_t*>(first)), vld1_u8(static_cast<const uint8_t*>(second)))));
+  const hn::Repartition<uint8_t, D> bytes;
+  const hn::Half<decltype(bytes)> row;
+  return hn::BitCast(hn::RebindToUnsigned<D>(), hn::Combine(bytes, hn::LoadU(row, static_cast<const uint8_t*>(second)),
+                                                            hn::LoadU(row, static_cast<const uint8_t*>(first))));
 }
 
 // The quads of R rows r, whose words r are side by side: x[r] is the first of row r and y[r] the second.
 template <int R, class D, class Words = hn::Vec<hn::RebindToUnsigned<D>>>
-HWY_INLINE void QuadsOfColumns(D /*d*/, const uint32_t* HWY_RESTRICT x, const uint32_t* HWY_RESTRICT y,
+HWY_INLINE void QuadsOfColumns(D d, const uint32_t* HWY_RESTRICT x, const uint32_t* HWY_RESTRICT y,
                                Words* HWY_RESTRICT rows) {
+  const hn::RebindToUnsigned<D> words;
   int r = 0;
   HWY_UNROLL(8)
   for (; r + 4 <= R; r += 4) {
-    const uint32x4_t first = vld1q_u32(x + r), second = vld1q_u32(y + r);
-    rows[r / 2] = Words(vzip1q_u32(first, second));
-    rows[r / 2 + 1] = Words(vzip2q_u32(first, second));
+    const LaneQuads<D> quads = QuadsOfLanes(d, hn::LoadU(words, x + r), hn::LoadU(words, y + r));
+    rows[r / 2] = quads.lower;
+    rows[r / 2 + 1] = quads.upper;
   }
   if constexpr (R % 4 >= 2) {
-    const uint32x2_t first = vld1_u32(x + r), second = vld1_u32(y + r);
-    rows[r / 2] = Words(vcombine_u32(vzip1_u32(first, second), vzip2_u32(first, second)));
+    const hn::Half<decltype(words)> two;
+    const auto first = hn::LoadU(two, x + r), second = hn::LoadU(two, y + r);
+    rows[r / 2] = hn::Combine(words, hn::InterleaveUpper(two, first, second), hn::InterleaveLower(two, first, second));
     r += 2;
   }
-  if constexpr (R % 2 != 0) {
-    const uint32x2_t both = {x[r], y[r]};
-    rows[r / 2] = Words(vcombine_u32(both, both));
-  }
+  if constexpr (R % 2 != 0) rows[r / 2] = hn::InterleaveLower(words, hn::Set(words, x[r]), hn::Set(words, y[r]));
 }
 
 // Makes quads of rows of words, in place: in a vector of row 2 m, the quads of its lower lanes, and in row 2 m + 1 of
@@ -202,8 +203,7 @@ HWY_INLINE void AccumulateQuadTile(D d, const uint32_t* HWY_RESTRICT a, ptrdiff_
     for (; i + 2 <= count; i += 2) {
       HWY_UNROLL(32)
       for (int r = 0; r < R; r += 2) {
-        const Words last_first = QuadOf(d, a + r * a_row - 1, a + (r + 1) * a_row - 1);
-        rows[r / 2] = Words(vrev64q_u32(last_first.raw));
+        rows[r / 2] = hn::Reverse2(words, QuadOf(d, a + r * a_row - 1, a + (r + 1) * a_row - 1));
       }
       add_two();
     }
