@@ -21,6 +21,10 @@
 // A file that defines HEED_AMX is compiled for AVX3_SPR, which every CPU with AMX has, and for AVX2, where AMX
 // is emulated for tests (simd/amx.h).
 //
+// A file that defines HEED_BF16_PAIRS and HEED_EMULATE_BFMMLA is for tests on x86: it emulates ARM's bf16 products
+// (simd/emulated_bfmmla-inl.h) and is compiled for SSE4 alone, whose vectors have as many lanes as ARM's. The library
+// has no code for SSE4, so that no function of its own has the name of one with emulated products.
+//
 // HEED_ONLY_TARGETS lists the targets that such a file is for. The baseline, which Highway always compiles, has no code
 // in it. HEED_EXTRA_TARGETS lists all targets that only such files have.
 //
@@ -89,13 +93,28 @@
 #endif
 #endif
 
-// The target whose code has bf16 products, and the namespace that Highway gives it.
-#if !defined(__aarch64__)
+#if defined(HEED_BF16_PAIRS) && defined(HEED_EMULATE_BFMMLA)
+#undef HEED_ONLY_TARGETS
+#define HEED_ONLY_TARGETS HWY_SSE4
+#undef HWY_DISABLED_TARGETS
+#define HWY_BASELINE_TARGETS HWY_SSE4
+#define HWY_DISABLED_TARGETS (~HWY_SSE4)
+#endif
+
+// The target whose code has bf16 products, the namespace that Highway gives it, and the targets of CPUs that run it.
+// Intel's have the instructions too, if not the speed.
+#if defined(HEED_BF16_PAIRS) && defined(HEED_EMULATE_BFMMLA)
+#define HEED_PAIR_TARGET HWY_SSE4
+#define HEED_PAIR_NAMESPACE N_SSE4
+#define HEED_PAIR_CPUS HWY_SSE4
+#elif !defined(__aarch64__)
 #define HEED_PAIR_TARGET HWY_AVX3_ZEN4
 #define HEED_PAIR_NAMESPACE N_AVX3_ZEN4
+#define HEED_PAIR_CPUS (HWY_AVX3_ZEN4 | HWY_AVX3_SPR)
 #elif defined(HEED_BF16_PAIRS)
 #define HEED_PAIR_TARGET HWY_NEON
 #define HEED_PAIR_NAMESPACE N_NEON
+#define HEED_PAIR_CPUS HWY_NEON_BF16
 #else
 #define HEED_PAIR_TARGET 0
 #endif

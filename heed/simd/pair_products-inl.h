@@ -8,7 +8,8 @@
 // nearest after each addition; ARM's rounds to odd after the sum of the products and after adding it to the f32.
 //
 // BFMMLA multiplies two rows of four bf16 by two lanes of four: 8 flops per lane. Each of its four sums is that of two
-// dot products, one after the other, so that both instructions have the same bits.
+// dot products, one after the other, so that both instructions have the same bits. Tests emulate ARM's products on x86
+// in files with HEED_EMULATE_BFMMLA (emulated_bfmmla-inl.h).
 #if defined(HEED_SIMD_PAIR_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_SIMD_PAIR_PRODUCTS_INL_H_
 #undef HEED_SIMD_PAIR_PRODUCTS_INL_H_
@@ -28,6 +29,9 @@
 // them: the linker may take an inline function of this file for others, which run on every CPU.
 #undef HWY_TARGET_STR
 #define HWY_TARGET_STR "arch=armv8.2-a+crypto+dotprod+bf16"
+#elif defined(HEED_BF16_PAIRS) && defined(HEED_EMULATE_BFMMLA)
+#define HEED_QUAD_PRODUCTS 1
+#include "heed/simd/emulated_bfmmla-inl.h"
 #else
 #define HEED_QUAD_PRODUCTS 0
 #endif
@@ -36,7 +40,7 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-#if HEED_QUAD_PRODUCTS
+#if HEED_QUAD_PRODUCTS && HWY_TARGET == HWY_NEON
 
 template <class D, class V = hn::Vec<D>, class Words>
 HWY_INLINE V DotPairs(D /*d*/, Words a, Words b, V acc) {
@@ -56,6 +60,45 @@ HWY_INLINE V AddQuads(D /*d*/, Words a, Words b, V acc) {
   return V(vbfmmlaq_f32(acc.raw, vreinterpretq_bf16_u32(a.raw), vreinterpretq_bf16_u32(b.raw)));
 }
 
+#else
+
+#if !HEED_QUAD_PRODUCTS
+// Returns acc + lower a * lower b + upper a * upper b, for the bf16 pairs in words a and b.
+template <class D, class V = hn::Vec<D>, class Words>
+HWY_INLINE V DotPairs(D d, Words a, Words b, V acc) {
+  const hn::Repartition<hwy::bfloat16_t, D> pairs;
+  V unused = hn::Zero(d);
+  return hn::ReorderWidenMulAccumulate(d, hn::BitCast(pairs, a), hn::BitCast(pairs, b), acc, unused);
+}
+
+#endif
+
+// The indices 0, N, 1, N + 1, ... interleave two vectors.
+template <size_t N>
+struct Interleaved {
+  HWY_ALIGN uint16_t at[2 * N];
+  constexpr Interleaved() : at() {
+    for (size_t i = 0; i < 2 * N; ++i) {
+      at[i] = static_cast<uint16_t>(i / 2 + i % 2 * N);
+    }
+  }
+};
+
+// Returns words of the pairs (first, second), both rounded to bf16.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE auto ToPairs(D /*d*/, V first, V second) {
+  const hn::RebindToUnsigned<D> words;
+  const hn::Repartition<hwy::bfloat16_t, D> pairs;
+  const hn::RebindToUnsigned<decltype(pairs)> halves;
+  static constexpr Interleaved<hn::MaxLanes(D())> kInterleaved;
+  const auto both = hn::BitCast(halves, hn::OrderedDemote2To(pairs, first, second));
+  return hn::BitCast(words, hn::TableLookupLanes(both, hn::SetTableIndices(halves, kInterleaved.at)));
+}
+
+#endif  // HEED_QUAD_PRODUCTS && HWY_TARGET == HWY_NEON
+
+#if HEED_QUAD_PRODUCTS
+
 // Two lanes, then the next two, of a vector of lanes: two words of each.
 template <class D, class Words = hn::Vec<hn::RebindToUnsigned<D>>>
 struct LaneQuads {
@@ -72,7 +115,7 @@ HWY_INLINE LaneQuads<D> QuadsOfLanes(D /*d*/, Words first, Words second) {
 // Sums of R rows and C vectors of lanes as BFMMLA has them: in a vector, those of two rows and two lanes.
 template <int R, int C, class D>
 class QuadSums {
-  static_assert(R % 2 == 0);
+  static_assert(R % 2 == 0 && hn::MaxLanes(D()) == 4);
   using V = hn::Vec<D>;
   using Words = hn::Vec<hn::RebindToUnsigned<D>>;
 
@@ -111,38 +154,6 @@ class QuadSums {
 
 // The second word of a row that has one alone. Its products with a word of zeros are -0, which changes no sum.
 inline constexpr uint32_t kNoPair = 0x80008000u;
-
-#else
-
-// Returns acc + lower a * lower b + upper a * upper b, for the bf16 pairs in words a and b.
-template <class D, class V = hn::Vec<D>, class Words>
-HWY_INLINE V DotPairs(D d, Words a, Words b, V acc) {
-  const hn::Repartition<hwy::bfloat16_t, D> pairs;
-  V unused = hn::Zero(d);
-  return hn::ReorderWidenMulAccumulate(d, hn::BitCast(pairs, a), hn::BitCast(pairs, b), acc, unused);
-}
-
-// The indices 0, N, 1, N + 1, ... interleave two vectors.
-template <size_t N>
-struct Interleaved {
-  HWY_ALIGN uint16_t at[2 * N];
-  constexpr Interleaved() : at() {
-    for (size_t i = 0; i < 2 * N; ++i) {
-      at[i] = static_cast<uint16_t>(i / 2 + i % 2 * N);
-    }
-  }
-};
-
-// Returns words of the pairs (first, second), both rounded to bf16.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE auto ToPairs(D /*d*/, V first, V second) {
-  const hn::RebindToUnsigned<D> words;
-  const hn::Repartition<hwy::bfloat16_t, D> pairs;
-  const hn::RebindToUnsigned<decltype(pairs)> halves;
-  static constexpr Interleaved<hn::MaxLanes(D())> kInterleaved;
-  const auto both = hn::BitCast(halves, hn::OrderedDemote2To(pairs, first, second));
-  return hn::BitCast(words, hn::TableLookupLanes(both, hn::SetTableIndices(halves, kInterleaved.at)));
-}
 
 #endif  // HEED_QUAD_PRODUCTS
 

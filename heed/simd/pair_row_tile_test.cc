@@ -109,11 +109,8 @@ using HEED_PAIR_NAMESPACE::N;
 
 class PairRowTileTest : public testing::Test {
  protected:
-  // Intel's have the instructions too, if not the speed.
   void SetUp() override {
-    if ((hwy::SupportedTargets() & (HWY_AVX3_ZEN4 | HWY_AVX3_SPR | HWY_NEON_BF16)) == 0) {
-      GTEST_SKIP() << "this CPU has no bf16 dot product";
-    }
+    if ((hwy::SupportedTargets() & HEED_PAIR_CPUS) == 0) GTEST_SKIP() << "this CPU has no bf16 dot product";
   }
 
   template <class F>

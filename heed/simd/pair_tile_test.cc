@@ -1,5 +1,6 @@
 // Register tiles of bf16 pairs are chains of dot products, bit for bit: every shape and size, tiles of BFMMLA among
-// them. ARM's dot product has the bits of its specification, in scalars.
+// them. ARM's products, emulated ones too (tests/emulated_bfmmla_test.cc), have the bits of their specification in
+// scalars, and tiles of them the bits that QEMU's have.
 #define HEED_BF16_PAIRS
 #include "heed/core/targets.h"
 // After targets.h:
@@ -10,10 +11,12 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <vector>
 
+#include "heed/core/os.h"
 #include "heed/harness/buffer.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -50,10 +53,24 @@ void WithShape(int rows, int vectors, const F& f) {
   if (rows == 8) with_rows(std::integral_constant<int, 8>());
 }
 
+// ARM's products, which round to odd; x86's round to nearest.
+constexpr bool kQuads = HEED_QUAD_PRODUCTS;
+
 // acc + a.lower b.lower + a.upper b.upper in every lane.
 float Dot(uint32_t a, uint32_t b, float acc) {
   const hn::RebindToUnsigned<decltype(d)> words;
   return hn::GetLane(hs::DotPairs(d, hn::Set(words, a), hn::Set(words, b), hn::Set(d, acc)));
+}
+
+// The word of (first, second), rounded to bf16.
+uint32_t Pair(float first, float second) { return hn::GetLane(hs::ToPairs(d, hn::Set(d, first), hn::Set(d, second))); }
+
+// Adds the products of two rows a and two lanes b, each of two words, to sums[row][lane].
+void AddQuads([[maybe_unused]] const uint32_t* a, [[maybe_unused]] const uint32_t* b, [[maybe_unused]] float* sums) {
+#if HEED_QUAD_PRODUCTS
+  const hn::RebindToUnsigned<decltype(d)> words;
+  hn::StoreU(hs::AddQuads(d, hn::LoadU(words, a), hn::LoadU(words, b), hn::LoadU(d, sums)), d, sums);
+#endif
 }
 
 hwy::AlignedFreeUniquePtr<uint32_t[]> Arranged(const uint32_t* rows, size_t num_rows, size_t lanes) {
@@ -106,11 +123,12 @@ namespace heed::pair_tile_test {
 namespace {
 
 using HEED_PAIR_NAMESPACE::Dot;
+using HEED_PAIR_NAMESPACE::kQuads;
 using HEED_PAIR_NAMESPACE::N;
 
-bool Same(float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b); }
+uint32_t Bits(float x) { return std::bit_cast<uint32_t>(x); }
+bool Same(float a, float b) { return Bits(a) == Bits(b); }
 
-#if defined(__aarch64__)
 // Subnormal numbers are zeros with their sign, every NaN is the default one.
 float Flushed(float x) {
   if (std::isnan(x)) return std::bit_cast<float>(0x7FC00000u);
@@ -143,14 +161,27 @@ float SpecifiedDot(uint32_t a, uint32_t b, float acc) {
   const float products = AddToOdd(Flushed(Part(a, 0) * Part(b, 0)), Flushed(Part(a, 1) * Part(b, 1)));
   return AddToOdd(Flushed(acc), products);
 }
-#endif
+
+// BFCVT: to nearest even, a NaN is a quiet one.
+uint32_t SpecifiedHalf(float x) {
+  if (std::isnan(x)) return Bits(x) >> 16 | 0x40u;
+  return (Bits(x) + 0x7FFFu + (Bits(x) >> 16 & 1u)) >> 16;
+}
 
 class PairTileTest : public testing::Test {
  protected:
-  // Intel's have the instructions too, if not the speed.
   void SetUp() override {
-    if ((hwy::SupportedTargets() & (HWY_AVX3_ZEN4 | HWY_AVX3_SPR | HWY_NEON_BF16)) == 0) {
-      GTEST_SKIP() << "this CPU has no bf16 dot product";
+    if ((hwy::SupportedTargets() & HEED_PAIR_CPUS) == 0) GTEST_SKIP() << "this CPU has no bf16 dot product";
+  }
+
+  // Adds to a hash of all results, FNV-1a.
+  void Record(std::span<const float> results) {
+    for (const float x : results) hash_ = (hash_ ^ Bits(x)) * 0x100000001B3u;
+  }
+  // ARM's products, emulated on x86 or by QEMU, give all results the same bits, and this hash.
+  void ExpectHashOfQemu(uint64_t expected) const {
+    if (kQuads) {
+      EXPECT_EQ(hash_, expected) << std::hex << "0x" << hash_;
     }
   }
 
@@ -169,6 +200,9 @@ class PairTileTest : public testing::Test {
       }
     }
   }
+
+ private:
+  uint64_t hash_ = 0xCBF29CE484222325u;
 };
 
 // bf16 before a guard page; as words, two of each.
@@ -182,33 +216,115 @@ struct Halves {
   const uint32_t* words() const { return reinterpret_cast<const uint32_t*>(data()); }
 };
 
+// Makes all products and sums -0, given factors a and b.
+void MakeNegativeZeros(const Buffer& a, const Buffer& b, const Buffer& sums) {
+  a.FillConstant(-0.0);
+  for (int64_t i = 0; i < b.view().num_elements(); ++i) b.as<BF16>()[i].bits &= 0x7FFF;
+  sums.FillConstant(-0.0);
+}
+
 Buffer Floats(Random& random, size_t count) {
   return Buffer(DType::kF32, {static_cast<int64_t>(count)}).FillNormal(random.Word());
 }
 
-#if defined(__aarch64__)
+// Operands of products of all sizes. Sums of two, and of them and acc, are seldom exact.
+struct Products {
+  Random& random;
+
+  uint32_t Half(int64_t exponent) const {
+    constexpr uint32_t kSpecial[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x007F, 0x0080,
+                                     0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7FC0, 0x7F81};
+    const uint32_t bits = random.Word();
+    if (random.Chance(0.02)) return kSpecial[bits % std::size(kSpecial)];
+    return (bits & 0x807Fu) | static_cast<uint32_t>(std::clamp<int64_t>(exponent, 0, 255)) << 7;
+  }
+  // Sets a and b to words whose products have about this exponent.
+  void Words(int64_t exponent, uint32_t* a, uint32_t* b) const {
+    const auto factors = [&](int shift) {
+      const int64_t of_a = random.Integer(1, 254);
+      *a |= Half(of_a) << shift;
+      *b |= Half(exponent - of_a + 127 + random.Integer(-2, 2)) << shift;
+    };
+    *a = *b = 0;
+    factors(0);
+    factors(16);
+  }
+  float Sum(int64_t exponent) const {
+    const uint32_t upper = Half(exponent + random.Integer(-20, 20));
+    return std::bit_cast<float>(upper << 16 | (random.Word() & 0xFFFFu));
+  }
+  int64_t Exponent() const { return random.Integer(-10, 265); }
+  // Sets acc to the largest number, and words whose products are of the size of its last bit.
+  void Largest(uint32_t* a, uint32_t* b, float* acc) const {
+    Words(random.Integer(228, 231), a, b);
+    *acc = random.Pick({1.0f, -1.0f}) * std::numeric_limits<float>::max();
+  }
+};
+
+// Calls f twice, the second time in an environment that flushes subnormal numbers.
+template <class F>
+void InBothEnvironments(const F& f) {
+  f();
+  const os::ScopedFloatControl flush;
+  f();
+}
+
 TEST_F(PairTileTest, TheDotProductIsAsSpecified) {
-  constexpr uint16_t kSpecial[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x007F, 0x0080,
-                                   0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7FC0};
+  if (!kQuads) GTEST_SKIP() << "the specification is ARM's";
   Random random(1);
-  const auto half = [&] {
-    const uint64_t bits = random.Word();
-    if (random.Chance(0.05)) return uint32_t{kSpecial[bits % std::size(kSpecial)]};
-    // Exponents near each other, so that sums are rounded, or any.
-    return static_cast<uint32_t>(random.Chance(0.8) ? (bits & 0x87FF) | 0x3C00 : bits & 0xFFFF);
-  };
+  const Products products{random};
   for (int i = 0; i < 200000; ++i) {
-    const uint32_t a = half() | half() << 16, b = half() | half() << 16;
-    const auto acc = std::bit_cast<float>(half() << 16 | static_cast<uint32_t>(random.Word() & 0xFFFF));
-    ASSERT_TRUE(Same(Dot(a, b, acc), SpecifiedDot(a, b, acc)))
-        << std::hex << a << " " << b << " " << std::bit_cast<uint32_t>(acc) << ": "
-        << std::bit_cast<uint32_t>(Dot(a, b, acc)) << ", " << std::bit_cast<uint32_t>(SpecifiedDot(a, b, acc));
+    const int64_t exponent = products.Exponent();
+    uint32_t a, b;
+    products.Words(exponent, &a, &b);
+    float acc = products.Sum(exponent);
+    if (random.Chance(0.05)) products.Largest(&a, &b, &acc);
+    const float expected = SpecifiedDot(a, b, acc);
+    InBothEnvironments([&] {
+      const float sum = Dot(a, b, acc);
+      ASSERT_EQ(Bits(sum), Bits(expected)) << std::hex << a << " " << b << " " << Bits(acc) << ": " << Bits(sum);
+    });
+    if (HasFatalFailure()) return;
   }
 }
-#endif
+
+TEST_F(PairTileTest, AQuadIsTwoDotProducts) {
+  if (!kQuads) GTEST_SKIP() << "x86 has no such product";
+  Random random(2);
+  const Products products{random};
+  for (int i = 0; i < 20000; ++i) {
+    const int64_t exponent = products.Exponent();
+    uint32_t a[4], b[4];
+    float before[4], sums[4];
+    for (int j = 0; j < 4; ++j) {
+      products.Words(exponent, a + j, b + j);
+      before[j] = sums[j] = products.Sum(exponent);
+    }
+    HEED_PAIR_NAMESPACE::AddQuads(a, b, sums);
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t *row = a + j / 2 * 2, *lane = b + j % 2 * 2;
+      const float expected = SpecifiedDot(row[1], lane[1], SpecifiedDot(row[0], lane[0], before[j]));
+      ASSERT_EQ(Bits(sums[j]), Bits(expected)) << "sum " << j;
+    }
+  }
+}
+
+TEST_F(PairTileTest, PairsAreRoundedAsSpecified) {
+  if (!kQuads) GTEST_SKIP() << "the specification is ARM's";
+  Random random(3);
+  const auto number = [&] {
+    const uint32_t bits = random.Word();
+    return std::bit_cast<float>(random.Chance(0.2) ? (bits & 0xFFFF0000u) | 0x8000u : bits);  // ties are rare
+  };
+  for (int i = 0; i < 200000; ++i) {
+    const float first = number(), second = number();
+    ASSERT_EQ(HEED_PAIR_NAMESPACE::Pair(first, second), SpecifiedHalf(first) | SpecifiedHalf(second) << 16)
+        << std::hex << Bits(first) << " " << Bits(second);
+  }
+}
 
 TEST_F(PairTileTest, LogitsAreChains) {
-  ForShapes([](Random& random, size_t rows, size_t vectors, size_t depth) {
+  ForShapes([&](Random& random, size_t rows, size_t vectors, size_t depth) {
     const size_t lanes = vectors * N, num_pairs = (depth + 1) / 2;
     const Halves q(random, 2 * num_pairs * lanes), k(random, rows * depth);
     for (size_t lane = 0; lane < lanes && depth % 2 != 0; ++lane) {
@@ -228,11 +344,13 @@ TEST_F(PairTileTest, LogitsAreChains) {
         ASSERT_TRUE(Same(s.as<float>()[r * lanes + lane], sum)) << "row " << r << " lane " << lane;
       }
     }
+    Record({s.as<float>(), rows * lanes});
   });
+  ExpectHashOfQemu(0xC79CAC93303E5570);
 }
 
 TEST_F(PairTileTest, ValuesAreChains) {
-  ForShapes([](Random& random, size_t rows, size_t vectors, size_t num_pairs) {
+  ForShapes([&](Random& random, size_t rows, size_t vectors, size_t num_pairs) {
     const size_t lanes = vectors * N;
     const Halves p(random, 2 * num_pairs * lanes), v(random, 2 * num_pairs * rows);
     const bool skips = random.Chance(0.3), first = random.Chance(0.3);
@@ -242,6 +360,10 @@ TEST_F(PairTileTest, ValuesAreChains) {
     }
     if (skips) v.data()[random.Word() % (2 * num_pairs * rows)].bits = 0x7F80;
     const Buffer rescale = Floats(random, lanes), o = Floats(random, rows * lanes);
+    if (random.Chance(0.1)) {
+      MakeNegativeZeros(v.buffer, p.buffer, o);
+      rescale.FillConstant(0.5);
+    }
     const std::vector<float> before(o.as<float>(), o.as<float>() + rows * lanes);
     HEED_PAIR_NAMESPACE::Values(static_cast<int>(rows), static_cast<int>(vectors), skips, p.words(), lanes, v.words(),
                                 static_cast<ptrdiff_t>(rows), num_pairs, first, rescale.as<float>(), o.as<float>());
@@ -258,11 +380,13 @@ TEST_F(PairTileTest, ValuesAreChains) {
         ASSERT_TRUE(Same(o.as<float>()[r * lanes + lane], sum)) << "row " << r << " lane " << lane;
       }
     }
+    Record({o.as<float>(), rows * lanes});
   });
+  ExpectHashOfQemu(0xAC0A0E779FFAD8A4);
 }
 
 TEST_F(PairTileTest, AccumulatedRowsAreChains) {
-  ForShapes([](Random& random, size_t rows, size_t vectors, size_t count) {
+  ForShapes([&](Random& random, size_t rows, size_t vectors, size_t count) {
     const size_t columns = vectors * N;
     const bool by_column = random.Chance(0.5);
     const ptrdiff_t a_row = by_column ? 1 : static_cast<ptrdiff_t>(count),
@@ -270,6 +394,7 @@ TEST_F(PairTileTest, AccumulatedRowsAreChains) {
     const Halves a(random, 2 * rows * count), b(random, 2 * count * columns);
     const uint32_t* first = by_column ? a.words() : a.words() + count - 1;
     const Buffer out = Floats(random, rows * columns);
+    if (random.Chance(0.1)) MakeNegativeZeros(a.buffer, b.buffer, out);
     const std::vector<float> before(out.as<float>(), out.as<float>() + rows * columns);
     HEED_PAIR_NAMESPACE::Accumulate(static_cast<int>(rows), static_cast<int>(vectors), first, a_row, a_step, b.words(),
                                     static_cast<ptrdiff_t>(columns), count, out.as<float>(),
@@ -284,7 +409,9 @@ TEST_F(PairTileTest, AccumulatedRowsAreChains) {
         ASSERT_TRUE(Same(out.as<float>()[r * columns + c], sum)) << "row " << r << " column " << c;
       }
     }
+    Record({out.as<float>(), rows * columns});
   });
+  ExpectHashOfQemu(0x8BF4BD99AB2D9E54);
 }
 
 }  // namespace
