@@ -7,6 +7,8 @@
 #   TEMPLATES <header>... define what is instantiated
 #   INSTANCES <line>...   explicit instantiations
 #   PASSES <pass>...      "Type Name = expression", for a function Type Name(const Context&) (engines/export_passes.h)
+#
+# The global property <macro>_UNITS lists the sources with TARGETS <macro>, for tests that compile them once more.
 function(heed_add_unit name about)
   cmake_parse_arguments(PARSE_ARGV 2 unit "" "TARGETS;DECLARED" "TEMPLATES;INSTANCES;PASSES")
   cmake_path(RELATIVE_PATH CMAKE_CURRENT_LIST_DIR BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE folder)
@@ -43,4 +45,7 @@ function(heed_add_unit name about)
   set(source ${PROJECT_BINARY_DIR}/include/${folder}/${name}.cc)
   configure_file(${PROJECT_SOURCE_DIR}/cmake/unit.cc.in ${source} @ONLY)
   target_sources(heed_objects PRIVATE ${source})
+  if(unit_TARGETS)
+    set_property(GLOBAL APPEND PROPERTY ${unit_TARGETS}_UNITS ${source})
+  endif()
 endfunction()

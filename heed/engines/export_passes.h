@@ -1,6 +1,7 @@
 // HEED_EXPORT(Type, F), for files that are compiled once per SIMD target, defines a function Type F(const Context&
 // ctx). It returns the result of HWY_NAMESPACE::F() for the best target that `ctx` allows. In a file with
-// HEED_ONLY_TARGETS it returns an empty Type if this build or CPU has none of these targets or `ctx` forbids them.
+// HEED_ONLY_TARGETS it returns an empty Type if this build or CPU has none of these targets or `ctx` forbids them, but
+// emulated products (HEED_EMULATE_BFMMLA) are always there.
 //
 // Include this file after foreach_target.h, which defines the targets.
 #ifndef HEED_ENGINES_EXPORT_PASSES_H_
@@ -19,6 +20,9 @@
 #elif (HWY_TARGETS & HEED_ONLY_TARGETS) != HEED_ONLY_TARGETS
 #define HEED_EXPORT(Type, F) \
   Type F(const Context&) { return {}; }
+#elif defined(HEED_BF16_PAIRS) && defined(HEED_EMULATE_BFMMLA)
+#define HEED_EXPORT(Type, F) \
+  Type F(const Context&) { return HEED_PAIR_NAMESPACE::F(); }
 #elif defined(HEED_BF16_PAIRS)
 #define HEED_EXPORT(Type, F) \
   Type F(const Context& ctx) { return HasBF16Pairs(ctx.allowed_targets()) ? HEED_PAIR_NAMESPACE::F() : Type{}; }

@@ -13,11 +13,18 @@
 
 #include "hwy/highway.h"
 
+// Vector registers of the target. Emulated products of ARM have the shapes of ARM.
+#undef HEED_VECTOR_REGISTERS
+#if HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86 || defined(HEED_EMULATE_BFMMLA)
+#define HEED_VECTOR_REGISTERS 32
+#else
+#define HEED_VECTOR_REGISTERS 16
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace heed::HWY_NAMESPACE {
 
-// Vector registers of the target.
-inline constexpr int kVectorRegisters = (HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86) ? 32 : 16;
+inline constexpr int kVectorRegisters = HEED_VECTOR_REGISTERS;
 
 struct Shapes {
   int tile_vectors;    // of a product's register tile, at most

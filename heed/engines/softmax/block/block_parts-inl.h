@@ -471,12 +471,12 @@ HWY_AFTER_NAMESPACE();
   HEED_COMPILE_OUTPUTS(O, C, __VA_ARGS__)
 #endif  // HEED_COMPILE_LOGITS
 
-// HEED_COMPILE_BLOCKS is for the blocks of all numbers of vectors from 2 on: with AVX2 and older targets, only whole
-// blocks. HEED_COMPILE_ONE_VECTOR is for blocks of one vector, which are used where a vector has more lanes than
-// decoding takes rows.
+// HEED_COMPILE_BLOCKS is for the blocks of all numbers of vectors from 2 on: with 16 registers, only whole blocks.
+// HEED_COMPILE_ONE_VECTOR is for blocks of one vector, which are used where a vector has more lanes than decoding takes
+// rows.
 #undef HEED_COMPILE_BLOCKS
 #undef HEED_COMPILE_ONE_VECTOR
-#if HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86
+#if HEED_VECTOR_REGISTERS == 32
 #define HEED_COMPILE_BLOCKS(O)               \
   HEED_COMPILE_HEAD(O)                       \
   HEED_COMPILE_PASS(O, 2, LaneOutputs<O, 2>) \
