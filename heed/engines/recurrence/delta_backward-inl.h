@@ -268,6 +268,8 @@ class DeltaBackwardHead {
           if constexpr (kGradients) {
             token.dot_lanes = written + value_at;
             token.dot_out = dk + at;
+          }
+          if constexpr (kGradients && kBefore) {
             token.dot2_lanes = kept + value_at;
             token.dot2_out = db + at;
           }

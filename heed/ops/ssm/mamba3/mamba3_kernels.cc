@@ -107,9 +107,11 @@ HWY_ATTR void EndUnit(const Elements& e, int64_t unit, int64_t b, bool with_stat
   const Unit& u = e.units[static_cast<size_t>(unit)];
   if (u.blocks() - 1 != b) return;
   if (b < 0) return CopyStates<T>(e, u, e.initial, e.final);
-  const T* state = As<T>(e.state) + unit * e.slots * e.K * e.V;
-  for (int64_t i = 0; with_states && e.final.S.present() && i < e.K; ++i) {
-    for (int64_t j = 0; j < e.V; ++j) *StateAt<T>(e.final.S, u, i, j) = state[i * e.V + j];
+  if (with_states && e.final.S.present()) {
+    const T* state = As<T>(e.state) + unit * e.slots * e.K * e.V;
+    for (int64_t i = 0; i < e.K; ++i) {
+      for (int64_t j = 0; j < e.V; ++j) *StateAt<T>(e.final.S, u, i, j) = state[i * e.V + j];
+    }
   }
   for (int64_t p = 0; e.final.angle.present() && p < e.P; ++p) {
     *AngleAt<T>(e.final.angle, u, p) = static_cast<T>(e.angle[unit * e.angle_row + p]);
