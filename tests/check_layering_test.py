@@ -47,6 +47,14 @@ class CheckLayeringTest(unittest.TestCase):
             "tools/t.py": "#!/usr/bin/env python3\n",
         }), [])
 
+    def test_one_type_has_two_definitions(self):
+        block = "namespace heed::a::HWY_NAMESPACE {\ntemplate <class T>\nstruct Block {\n  T x;\n};\n}  // namespace"
+        mine = block.replace("heed::a::HWY_NAMESPACE {", "heed::a {\nnamespace {")
+        files = {"heed/ops/exact/a/a.cc": c(block), "heed/ops/exact/a/b.cc": c(block)}
+        self.assert_one(files, "heed::a::HWY_NAMESPACE::Block is another type in heed/ops/exact/a/a.cc")
+        for other in (mine, block.replace("::a::", "::b::"), block.replace("Block {", "Block;")):
+            self.assertEqual(messages({**files, "heed/ops/exact/a/b.cc": c(other)}), [])
+
     def test_a_lower_rank_includes_a_higher(self):
         for path, name in (("heed/core/a.cc", "heed/simd/b-inl.h"), ("heed/simd/a-inl.h", "heed/engines/scan/b.h"),
                            ("heed/io/a.cc", "heed/engines/scan/b.h"), ("heed/engines/scan/a.cc", "heed/ops/ssm/b/b.h"),

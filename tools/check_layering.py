@@ -37,6 +37,8 @@ STANDARD_HEADER = re.compile(r"[a-z_0-9]+")
 TARGET_INCLUDE = re.compile(r'^#define\s+HWY_TARGET_INCLUDE\s+"([^"]*)"', re.M)
 # References read nothing that kernels run with, so that an error in it is on one side alone.
 OF_KERNELS = re.compile(r"\b(?:k?Definition|DefinitionOf|StateTensors|RangesOf)\b")
+NAMESPACE = re.compile(r"^namespace ?([\w:]*) ?\{|^\}  // namespace", re.M)
+TYPE = re.compile(r"^(?:template <[^;{]*>\s)?(?:struct|class|union) (\w+)(?: final)?(?: : [^;{]*)? \{", re.M)
 VARIABLES = ("HEED_ISA", "HEED_DISTRIBUTED_CHECKS")
 OF_CACHES = ("XDG_CACHE_HOME", "HOME")  # where the user's files are, which the program asks for
 BANNED = (
@@ -121,6 +123,22 @@ def check_references(path, code):
             yield line_of(code, match.start()), f"a reference reads what kernels run with: {match.group()}"
 
 
+def defined_types(path, text):
+    """(line, name) of each type that a source file of the library defines, with its namespaces but anonymous ones."""
+    if not path.startswith("heed/") or not path.endswith(".cc"):
+        return
+    marks = sorted([*NAMESPACE.finditer(text), *TYPE.finditer(text)], key=lambda match: match.start())
+    namespaces = []
+    for match in marks:
+        if match.re is TYPE:
+            if "" not in namespaces:
+                yield line_of(text, match.start()), "::".join([*namespaces, match.group(1)])
+        elif match.group(1) is not None:
+            namespaces.append(match.group(1))
+        elif namespaces:
+            namespaces.pop()
+
+
 def environment_reads(path, text, code):
     """(line, variable) of each getenv in the library."""
     if path.startswith("heed/") and rank_of(path) != TOP:
@@ -131,7 +149,7 @@ def environment_reads(path, text, code):
 
 def check_tree(root):
     """All violations, as (path, line, what)."""
-    reads = []
+    reads, types = [], {}
     for folder in FOLDERS:
         for file in sorted((root / folder).rglob("*")):
             path = file.relative_to(root).as_posix()
@@ -147,6 +165,9 @@ def check_tree(root):
             yield from ((path, *v) for v in check_includes(path, text, code))
             yield from ((path, *v) for v in check_bans(path, code))
             yield from ((path, *v) for v in check_references(path, code))
+            for line, name in defined_types(path, text):
+                if types.setdefault(name, path) != path:  # one definition: the linker would mix their functions
+                    yield path, line, f"{name} is another type in {types[name]}"
             reads += [(path, *read) for read in environment_reads(path, text, code)]
             for match in TARGET_INCLUDE.finditer(text):
                 if match.group(1) != path:

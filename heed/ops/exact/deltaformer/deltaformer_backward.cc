@@ -36,14 +36,14 @@ constexpr int64_t kRows = 16;  // of the triangles that are solved row by row
 
 // A block of one key head, as it is kept; a T at the end of a name: transposed.
 template <class T>
-struct Block {
+struct GradientBlock {
   T *kT, *uT;        // [D, 64], [Dv, 64]
   T *k, *w, *r;      // [64, Dp], [64, Dp], [64, Vp]
   T *dk, *dw, *dr;   // [64, Dp], [64, Dp], [64, Vp]
   T *lse_w, *delta;  // [64]: of the rows; delta: <dr, r>
   int64_t bytes;
 
-  Block(const Call& call, void* base) {
+  GradientBlock(const Call& call, void* base) {
     const int64_t Dp = Padded(call.D), Vp = Padded(call.Dv);
     Carver carver(base);
     carver.Next(kT, call.D * kBlock);
@@ -105,7 +105,7 @@ HWY_NOINLINE void GradientOfLogits(D d, int64_t n, bool own, T scale, const T* d
 
 // du and dr of a block, from the last row to the first, given what later blocks add to du and the weights within it.
 template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void Solve(D d, int64_t n, int64_t Dv, const Block<T>& block, const KeyScratch<T>& c) {
+HWY_NOINLINE void Solve(D d, int64_t n, int64_t Dv, const GradientBlock<T>& block, const KeyScratch<T>& c) {
   constexpr int64_t N = hn::MaxLanes(D());
   const int64_t Vp = Padded(Dv);
   for (int64_t begin = (n - 1) / kRows * kRows; begin >= 0; begin -= kRows) {
@@ -138,16 +138,16 @@ HWY_NOINLINE void BackwardKeys(D d, const Call& call, const BackwardInputs& in, 
                 b = unit.tokens.batch, h = unit.key_head, n = unit.count(J), token = unit.tokens.begin + J * kBlock;
   const T scale = static_cast<T>(call.scale);
   const bool of_logits = out.dk.present() || out.dw.present();
-  const Block<T> block = blocks(J);
+  const GradientBlock<T> block = blocks(J);
 
   // Rows of a block, all of which see these keys or, in the block itself, those before them.
-  const auto weights = [&](const Block<T>& rows, int64_t I) HWY_ATTR {
+  const auto weights = [&](const GradientBlock<T>& rows, int64_t I) HWY_ATTR {
     const int64_t count = unit.count(I);
     Clear(c.W, count * kBlock);
     hs::Multiply(d, rows.w, Dp, 1, block.kT, kBlock, call.D, count, kBlock, c.W, kBlock);
     WeightsOf(d, count, I == J, scale, rows.lse_w, c.W);
   };
-  const auto add_gradients = [&](const Block<T>& rows, int64_t I) HWY_ATTR {
+  const auto add_gradients = [&](const GradientBlock<T>& rows, int64_t I) HWY_ATTR {
     if (!of_logits) return;
     const int64_t count = unit.count(I);
     const bool own = I == J;
@@ -179,7 +179,7 @@ HWY_NOINLINE void BackwardKeys(D d, const Call& call, const BackwardInputs& in, 
     c.beta[i] = in.beta.present() ? static_cast<T>(Number(in.beta, b, token + i, h)) : T{1};
   }
   for (int64_t I = last; I > J; --I) {
-    const Block<T> rows = blocks(I);
+    const GradientBlock<T> rows = blocks(I);
     weights(rows, I);
     WaitForTicket(done, last - I + 1);
     hs::Multiply(d, c.W, 1, kBlock, rows.dr, Vp, unit.count(I), kBlock, call.Dv, c.du, Vp);
@@ -205,7 +205,7 @@ HWY_NOINLINE void BackwardKeys(D d, const Call& call, const BackwardInputs& in, 
 // Loads a block and clears its sums.
 template <class S, class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void Prepare(D d, const Call& call, const BackwardInputs& in, const Tables& tables, const Task& task,
-                          const Block<T>& block, const KeyScratch<T>& c) {
+                          const GradientBlock<T>& block, const KeyScratch<T>& c) {
   const Unit& unit = *task.unit;
   const int64_t Dp = Padded(call.D), Vp = Padded(call.Dv), b = unit.tokens.batch, h = unit.key_head,
                 n = unit.count(task.block), token = unit.tokens.begin + task.block * kBlock;
@@ -227,7 +227,7 @@ mechanism::Reservation GradientsMemoryImpl(const Call& call, DType dtype, bool o
     using T = decltype(computed);
     memory.per_thread = KeyScratch<T>(call, nullptr).bytes;
     if (!of_keys) return;
-    const int64_t block_bytes = Block<T>(call, nullptr).bytes;
+    const int64_t block_bytes = GradientBlock<T>(call, nullptr).bytes;
     const int64_t most = MostBlocks(Waves(call.sequences, call.Hkv, block_bytes));
     memory.shared = most * block_bytes;
     memory.tables = 2 * most * int64_t{sizeof(TicketCounter)};
@@ -243,14 +243,14 @@ void BackwardImpl(Context& ctx, const Call& call, const BackwardInputs& in, cons
     using S = decltype(stored);
     const hn::ScalableTag<T> d;
     constexpr int64_t N = hn::MaxLanes(decltype(d)());
-    const int64_t block_bytes = Block<T>(call, nullptr).bytes, Dp = Padded(call.D);
+    const int64_t block_bytes = GradientBlock<T>(call, nullptr).bytes, Dp = Padded(call.D);
     std::vector<std::vector<Unit>> waves;
     if (tables.du.present()) waves = Waves(call.sequences, call.Hkv, block_bytes);
     const int64_t longest = LongestUnit(waves);
     char* const shared = static_cast<char*>(ctx.Shared());
     TicketCounter* const counters = static_cast<TicketCounter*>(ctx.Tables());
     const auto block_of = [&](const Unit& unit, int64_t i) {
-      return Block<T>(call, shared + (unit.first + i) * block_bytes);
+      return GradientBlock<T>(call, shared + (unit.first + i) * block_bytes);
     };
     for (const std::vector<Unit>& wave : waves) {
       std::vector<Task> tasks;
@@ -267,15 +267,15 @@ void BackwardImpl(Context& ctx, const Call& call, const BackwardInputs& in, cons
           f(task, block_of(*task.unit, task.block), scratch);
         });
       };
-      for_tasks([&](const Task& task, const Block<T>& block, KeyScratch<T>& scratch)
+      for_tasks([&](const Task& task, const GradientBlock<T>& block, KeyScratch<T>& scratch)
                     HWY_ATTR { Prepare<S>(d, call, in, tables, task, block, scratch); });
-      for_tasks([&](const Task& task, const Block<T>&, KeyScratch<T>& scratch) HWY_ATTR {
+      for_tasks([&](const Task& task, const GradientBlock<T>&, KeyScratch<T>& scratch) HWY_ATTR {
         TicketCounter* const own = counters + 2 * task.unit->first;  // of blocks, then the counter of finished ones
         BackwardKeys<S>(
             d, call, in, tables, out, task, [&](int64_t i) HWY_ATTR { return block_of(*task.unit, i); },
             own[task.unit->blocks], own, scratch);
       });
-      for_tasks([&](const Task& task, const Block<T>& block, KeyScratch<T>&) HWY_ATTR {
+      for_tasks([&](const Task& task, const GradientBlock<T>& block, KeyScratch<T>&) HWY_ATTR {
         const Unit& unit = *task.unit;
         const int64_t n = unit.count(task.block), token = unit.tokens.begin + task.block * kBlock;
         for (int64_t i = 0; i < n * Dp && !in.w.present(); i += N) {

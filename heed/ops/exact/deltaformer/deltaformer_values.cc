@@ -35,11 +35,11 @@ constexpr int64_t kRows = 16;  // of the triangles that are solved row by row
 
 // A block of one key head, as it is kept.
 template <class T>
-struct Block {
+struct KeyBlock {
   T *kT, *u;  // [D, 64], [64, Vp]
   int64_t bytes;
 
-  Block(const Call& call, void* base) {
+  KeyBlock(const Call& call, void* base) {
     Carver carver(base);
     carver.Next(kT, call.D * kBlock);
     carver.Next(u, kBlock * Padded(call.Dv));
@@ -109,7 +109,7 @@ HWY_NOINLINE void Softmax(D d, int64_t n, bool first, const Seen& seen, T scale,
 // rounded before later ones read it.
 template <class S, class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void Solve(D d, const Call& call, const ValueInputs& in, const Unit& unit, int64_t token, int64_t from,
-                        int64_t count, const TensorView& out, const Block<T>& block, RowScratch<T>& c) {
+                        int64_t count, const TensorView& out, const KeyBlock<T>& block, RowScratch<T>& c) {
   constexpr int64_t N = hn::MaxLanes(D());
   const int64_t Vp = Padded(call.Dv), b = unit.tokens.batch, h = unit.key_head;
   for (int64_t begin = from / kRows * kRows; begin < count; begin += kRows) {
@@ -150,14 +150,14 @@ HWY_NOINLINE void ValueRows(D d, const Call& call, const ValueInputs& in, const 
   }
   Clear(c.r, n * Vp);
   for (int64_t j = 0; j < task.block; ++j) {
-    const Block<T> keys = blocks(j);
+    const KeyBlock<T> keys = blocks(j);
     Clear(c.S, n * kBlock);
     hs::Multiply(d, c.w, Dp, 1, keys.kT, kBlock, call.D, n, kBlock, c.S, kBlock);
     Softmax(d, n, j == 0, [](int64_t) { return kBlock; }, scale, Vp, c);
     WaitForTicket(done, j - first_block + 1);
     hs::Multiply(d, c.S, kBlock, 1, keys.u, Vp, kBlock, n, call.Dv, c.r, Vp);
   }
-  const Block<T> block = blocks(task.block);
+  const KeyBlock<T> block = blocks(task.block);
   Clear(c.S, n * kBlock);
   hs::Multiply(d, c.w, Dp, 1, block.kT, kBlock, call.D, n, kBlock, c.S, kBlock);
   Softmax(d, n, task.block == 0, [from](int64_t i) { return from + i; }, scale, Vp, c);
@@ -176,7 +176,7 @@ mechanism::Reservation ValuesMemoryImpl(const Call& call, DType dtype) {
   mechanism::Reservation memory;
   WithTypes(dtype, [&](auto computed, auto) HWY_ATTR {
     using T = decltype(computed);
-    const int64_t block_bytes = Block<T>(call, nullptr).bytes;
+    const int64_t block_bytes = KeyBlock<T>(call, nullptr).bytes;
     const std::vector<std::vector<Unit>> waves = Waves(call.sequences, call.Hkv, block_bytes);
     memory.shared = MostBlocks(waves) * block_bytes;
     memory.tables = MostUnits(waves) * int64_t{sizeof(TicketCounter)};
@@ -191,13 +191,13 @@ void ValuesImpl(Context& ctx, const Call& call, const ValueInputs& in, const Ten
     using T = decltype(computed);
     using S = decltype(stored);
     const hn::ScalableTag<T> d;
-    const int64_t block_bytes = Block<T>(call, nullptr).bytes, Dp = Padded(call.D), Vp = Padded(call.Dv);
+    const int64_t block_bytes = KeyBlock<T>(call, nullptr).bytes, Dp = Padded(call.D), Vp = Padded(call.Dv);
     const std::vector<std::vector<Unit>> waves = Waves(call.sequences, call.Hkv, block_bytes);
     const int64_t longest = LongestUnit(waves), first_block = call.first / kBlock;
     char* const shared = static_cast<char*>(ctx.Shared());
     TicketCounter* const done = static_cast<TicketCounter*>(ctx.Tables());
     const auto block_of = [&](const Unit& unit, int64_t i) {
-      return Block<T>(call, shared + (unit.first + i) * block_bytes);
+      return KeyBlock<T>(call, shared + (unit.first + i) * block_bytes);
     };
     for (const std::vector<Unit>& wave : waves) {
       std::vector<Task> of_keys, of_rows;
@@ -214,7 +214,7 @@ void ValuesImpl(Context& ctx, const Call& call, const ValueInputs& in, const Ten
         const Unit& unit = *task.unit;
         const int64_t count = unit.count(task.block), token = unit.tokens.begin + task.block * kBlock,
                       given = std::clamp<int64_t>(call.first - token, 0, count);
-        const Block<T> block = block_of(unit, task.block);
+        const KeyBlock<T> block = block_of(unit, task.block);
         T* const rows = RowScratch<T>(call, ctx.Scratch(worker)).w;
         LoadRows<S>(d, in.k, unit.tokens.batch, token, count, unit.key_head, Dp, rows);
         hs::TransposeRows(rows, Dp, count, call.D, block.kT, kBlock);
