@@ -154,7 +154,7 @@ struct Relative {
       first[c] = FromGrid(of_rows.position[lane]);
       heads[c] = of_rows.relative_head + lane;
       if (in_order[c]) continue;
-      for (int64_t i = 0; i < N; ++i) distances[c][i] = static_cast<TI>(FromGrid(of_rows.position[lane + i]));
+      for (int64_t i = 0; i < N; ++i) distances[c][i] = static_cast<TI>(FromGrid(of_rows.position[lane + i]) + 1);
     }
   }
 
@@ -166,8 +166,8 @@ struct Relative {
       b = hn::LoadU(d, rows[c] + std::clamp(first[c] - (key - grid), -N, span));
     } else {
       const auto at = hn::Sub(hn::Load(di, distances[c]), hn::Set(di, static_cast<TI>(key - grid)));
-      const auto inside = hn::Clamp(at, hn::Set(di, TI{-1}), hn::Set(di, static_cast<TI>(span)));
-      b = hn::GatherIndex(d, data, hn::Add(hn::Load(di, heads[c]), inside));
+      const auto inside = hn::Clamp(at, hn::Zero(di), hn::Set(di, static_cast<TI>(span + 1)));
+      b = hn::GatherIndex(d, data - 1, hn::Add(hn::Load(di, heads[c]), inside));  // indices are not negative
     }
     const V sum = hn::Add(x, b);
     if constexpr (!kFlagMasked) return sum;
@@ -187,7 +187,7 @@ struct Relative {
   const T* rows[C];
   int64_t first[C];
   const TI* heads[C];
-  HWY_ALIGN TI distances[C][N];
+  HWY_ALIGN TI distances[C][N];  // and 1
 };
 
 // Computes x = F()(x, value of the pair) for the keys [begin, end) of one vector of lanes, which are `stride` elements
