@@ -1,82 +1,60 @@
 // log_linear_attention beyond random problems: reproducibility, edges, and errors.
 #include "heed/ops/gated/log_linear_attention/log_linear_attention.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <limits>
-#include <string>
 #include <vector>
 
-#include "heed/core/error.h"
 #include "heed/harness/buffer.h"
-#include "heed/harness/reserved_bytes.h"
 #include "heed/ops/gated/simple_gla/simple_gla.h"
+#include "tests/form_checks.h"
 
 namespace heed::log_linear_attention {
 namespace {
 
-using testing::HasSubstr;
-using testing::ThrowsMessage;
+using form::Integers;
+using form::OneToken;
+using form::Refuses;
+using form::Tokens;
 
 // 2 sequences of T tokens, 2 key and 4 value heads, with results.
 struct Fixture {
   int64_t T;
-  Buffer q, k, v, scales, g, o, state;
+  Buffer q, k, v, scales, g, o, state, dk;
 
   explicit Fixture(int64_t tokens, DType dtype = DType::kF32)
       : T(tokens), q(dtype, {2, T, 2, 12}), k(dtype, {2, T, 2, 12}), v(dtype, {2, T, 4, 10}),
         scales(dtype, {2, T, 4, 10}), g(dtype, {2, T, 4}), o(dtype, {2, T, 4, 10}),
-        state(dtype == DType::kF64 ? DType::kF64 : DType::kF32, {2, 4, 10, 12, 10}) {
+        state(dtype == DType::kF64 ? DType::kF64 : DType::kF32, {2, 4, 10, 12, 10}), dk(dtype, {2, T, 2, 12}) {
     uint64_t seed = 0;
     for (const Buffer* x : {&q, &k, &v, &scales}) x->FillNormal(++seed);
     g.FillConstant(-0.05);
-    o.Poison();
-    state.Poison();
   }
-  Inputs inputs(int64_t begin, int64_t end) const {
-    return {.q = q.view().Slice(1, begin, end),
-            .k = k.view().Slice(1, begin, end),
-            .v = v.view().Slice(1, begin, end),
-            .level_scales = scales.view().Slice(1, begin, end),
-            .log_decay = g.view().Slice(1, begin, end)};
+  template <class Part>
+  Inputs inputs(const Part& part) const {
+    return {.q = part(q),
+            .k = part(k),
+            .v = part(v),
+            .level_scales = part(scales),
+            .log_decay = part(g),
+            .initial_state = {}};
   }
-  Inputs inputs() const { return inputs(0, T); }
-  Outputs outputs() const { return {o.view(), state.view()}; }
+  Outputs outputs(const Tokens& part) const { return {part(o), state.view()}; }
+  Inputs inputs() const { return inputs(Tokens{0, T}); }
+  Outputs outputs() const { return outputs(Tokens{0, T}); }
+  BackwardInputs backward() const { return {inputs(), v.view(), {}}; }
+  Gradients gradients() const { return {.dk = dk.view()}; }
 };
 
-Buffer Positions(int64_t position) {
-  const Buffer positions(DType::kI64, {2});
-  for (int64_t i = 0; i < 2; ++i) positions.as<int64_t>()[i] = position;
-  return positions;
-}
-
 TEST(LogLinearAttentionTest, SplitsAtMultiplesOf64HaveTheSameBits) {
-  Context ctx(1);
-  const Fixture whole(200), split(200);
-  Forward(ctx, whole.inputs(), {}, whole.outputs());
-  const Buffer middle(DType::kF32, split.state.view().sizes());
-  Forward(ctx, split.inputs(0, 128), {}, {split.o.view().Slice(1, 0, 128), middle.view()});
-  Inputs rest = split.inputs(128, 200);
-  rest.initial_state = middle.view();
-  const Buffer positions = Positions(128);
-  Options options;
-  options.positions = positions.view();
-  Forward(ctx, rest, options, {split.o.view().Slice(1, 128, 200), split.state.view()});
-  EXPECT_TRUE(SameBits(whole.o.view(), split.o.view()));
-  EXPECT_TRUE(SameBits(whole.state.view(), split.state.view()));
+  form::ExpectPartsHaveTheBitsOfTheWhole<Fixture>(200, 128, Options());
 }
 
 TEST(LogLinearAttentionTest, BitsDoNotDependOnThreads) {
-  Context one(1), three(3);
-  const Fixture a(150), b(150);
-  Forward(one, a.inputs(), {}, a.outputs());
-  Forward(three, b.inputs(), {}, b.outputs());
-  EXPECT_TRUE(SameBits(a.o.view(), b.o.view()));
-  EXPECT_TRUE(SameBits(a.state.view(), b.state.view()));
+  form::ExpectBitsDoNotDependOnThreads<Fixture>(150, Options());
 }
 
 TEST(LogLinearAttentionTest, StatesAreThoseOfTheBitsOfTheNumberOfTokens) {
@@ -98,7 +76,7 @@ TEST(LogLinearAttentionTest, StatesOfBitsThatAreNotSetAreNotRead) {
   initial.FillNormal(9);
   bad.FillNormal(9);
   for (int64_t h = 0; h < 4; ++h) bad.Set({1, h, 1, 3, 3}, std::nan(""));  // 37 = 32 + 4 + 1
-  const Buffer positions = Positions(37);
+  const Buffer positions = Integers({37, 37});
   Options options;
   options.positions = positions.view();
   Inputs in = f.inputs();
@@ -114,7 +92,7 @@ TEST(LogLinearAttentionTest, NoTokensLeaveTheStatesAsTheyAre) {
   const Fixture f(0);
   const Buffer initial(DType::kF32, f.state.view().sizes());
   initial.FillNormal(3);
-  const Buffer positions = Positions(5);
+  const Buffer positions = Integers({5, 5});
   Options options;
   options.positions = positions.view();
   Inputs in = f.inputs();
@@ -160,79 +138,48 @@ TEST(LogLinearAttentionTest, ALogDecayOfMinusInfinityClearsAndAPositiveOneIsZero
   EXPECT_TRUE(SameBits(positive.o.view(), zero.o.view()));
   Context checks(1);
   checks.set_checks(true);
-  EXPECT_THAT([&] { Forward(checks, positive.inputs(), {}, positive.outputs()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("log_decay")));
+  EXPECT_THAT([&] { Forward(checks, positive.inputs(), {}, positive.outputs()); }, Refuses("log_decay"));
 }
 
 TEST(LogLinearAttentionTest, WorkspaceIsWhatThePassesReserve) {
-  const Buffer positions = Positions(5);
+  const Buffer positions = Integers({5, 5});
   Options options;
   options.positions = positions.view();
   for (const DType dtype : {DType::kF32, DType::kF64}) {
     const Fixture f(200, dtype), token(1, dtype);
-    const Buffer initial(dtype, f.state.view().sizes()), gradient(dtype, f.q.view().sizes());
+    const Buffer initial(dtype, f.state.view().sizes());
     initial.FillNormal(1);
-    BackwardInputs in;
-    static_cast<Inputs&>(in) = f.inputs();
+    BackwardInputs in = f.backward();
     in.initial_state = initial.view();
-    in.d_o = f.v.view();
-    const auto without = [](const Buffer& x) {  // the axis of its token
-      const TensorView& t = x.view();
-      std::vector<int64_t> sizes(t.sizes().begin(), t.sizes().end()), strides(t.strides().begin(), t.strides().end());
-      sizes.erase(sizes.begin() + 1);
-      strides.erase(strides.begin() + 1);
-      return TensorView(t.data(), t.dtype(), sizes, strides);
-    };
-    const StepInputs of_token = {.q = without(token.q),
-                                 .k = without(token.k),
-                                 .v = without(token.v),
-                                 .level_scales = without(token.scales),
-                                 .log_decay = without(token.g)};
+    form::ExpectWorkspaceIsReserved(in, options, f.outputs(), f.gradients());
     for (const int threads : {1, 3}) {
-      Context forward(threads), backward(threads), step(threads);
-      Forward(forward, in, options, f.outputs());
-      EXPECT_EQ(ReservedBytes(forward), Workspace(forward, in, options));
-      EXPECT_EQ(ReservedBytes(forward), Explain(forward, in, options).workspace_bytes);
-      Backward(backward, in, options, {.dk = gradient.view()});
-      EXPECT_EQ(ReservedBytes(backward), BackwardWorkspace(backward, in, options));
-      Step(step, of_token, options, initial.view(), without(token.o));
-      EXPECT_EQ(ReservedBytes(step), ReservedBytes(forward));
+      Context step(threads);
+      Step(step, token.inputs(OneToken()), options, initial.view(), OneToken()(token.o));
+      EXPECT_EQ(ReservedBytes(step), Workspace(step, in, options));
     }
   }
 }
 
 TEST(LogLinearAttentionTest, ExplainNeedsShapesAlone) {
   const Context ctx(1);
-  const auto shape = [](std::initializer_list<int64_t> sizes, DType dtype = DType::kF32) {
-    return ConstTensorView(nullptr, dtype, sizes);
-  };
-  Inputs in = {.q = shape({2, 256, 2, 12}),
-               .k = shape({2, 256, 2, 12}),
-               .v = shape({2, 256, 4, 10}),
-               .level_scales = shape({2, 256, 4, 9})};
+  Inputs in = form::ShapesOf(Fixture(256).inputs());
+  in.level_scales = in.level_scales.Slice(3, 0, 9);
+  in.log_decay = {};
   Options options;
   const Explanation e = Explain(ctx, in, options);
   EXPECT_EQ(e.kernel, "log_linear_chunks");
   EXPECT_EQ(e.flops, 2 * 256 * 4 * (64 * (12 + 10) + 2 * 12 * 10 * 2));
   EXPECT_EQ(e.bytes, 4 * 2 * 256 * (2 * 2 * 12 + 2 * 4 * 10 + 4 * 9));
-  options.positions = shape({2}, DType::kI64);  // without numbers, 0
+  options.positions = ConstTensorView(nullptr, DType::kI64, {2});  // without numbers, 0
   EXPECT_EQ(Explain(ctx, in, options).flops, e.flops);
-  in.level_scales = shape({2, 256, 4, 8});
-  EXPECT_THAT([&] { Explain(ctx, in, {}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("Explain: level_scales has 8 levels, expected enough for 256")));
+  in.level_scales = in.level_scales.Slice(3, 0, 8);
+  EXPECT_THAT([&] { Explain(ctx, in, {}); }, Refuses("Explain: level_scales has 8 levels, expected enough for 256"));
 }
 
 TEST(LogLinearAttentionTest, ErrorsNameTheArgumentAndWriteNothing) {
   const Fixture f(9);
-  Context ctx(1);
-  const Buffer positions = Positions(5), far = Positions(510), narrow(DType::kF32, {2});
-  const auto forward = [&](const std::function<void(Inputs&, Options&)>& change, const std::string& message) {
-    Inputs in = f.inputs();
-    Options options;
-    change(in, options);
-    EXPECT_THAT([&] { Forward(ctx, in, options, f.outputs()); }, ThrowsMessage<InvalidArgument>(HasSubstr(message)));
-    EXPECT_TRUE(std::isnan(f.o.Get({0, 0, 0, 0})));
-  };
+  const Buffer positions = Integers({5, 5}), far = Integers({510, 510}), narrow(DType::kF32, {2});
+  const auto forward = form::ForwardOf<Options>(f);
   const Buffer initial(DType::kF32, f.state.view().sizes());
   forward([](auto& in, auto&) { in.q = {}; }, "log_linear_attention::Forward: q is absent");
   forward([](auto& in, auto&) { in.v = in.v.Slice(2, 0, 3); }, "v has 3 heads, expected a multiple of the 2");
@@ -252,19 +199,15 @@ TEST(LogLinearAttentionTest, ErrorsNameTheArgumentAndWriteNothing) {
         options.positions = far.view();
       },
       "level_scales has 10 levels, expected enough for 519 tokens");
-  BackwardInputs in;
-  static_cast<Inputs&>(in) = f.inputs();
-  in.d_o = f.v.view();
-  EXPECT_THAT([&] { Backward(ctx, in, {}, {.dinitial_state = f.state.view()}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("dinitial_state is asked for, expected none")));
-  EXPECT_THAT([&] { Backward(ctx, in, {}, {.dv = f.v.view()}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("dv overlaps v")));
-  const Inputs token = {.q = f.q.view().Slice(1, 0, 1)};
-  EXPECT_THAT([&] { Step(ctx, f.inputs(), {}, {}, f.o.view()); }, ThrowsMessage<InvalidArgument>(HasSubstr("Step")));
-  Inputs with_state = token;
+  form::ExpectBackwardRefuses(f.backward(), Gradients{.dinitial_state = f.state.view()},
+                              "dinitial_state is asked for, expected none");
+  form::ExpectBackwardRefuses(f.backward(), Gradients{.dv = f.v.view()}, "dv overlaps v");
+  Context ctx(1);
+  EXPECT_THAT([&] { Step(ctx, f.inputs(), {}, {}, f.o.view()); }, Refuses("Step"));
+  Inputs with_state = f.inputs();
   with_state.initial_state = initial.view();
   EXPECT_THAT([&] { Step(ctx, with_state, {}, f.state.view(), f.o.view()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("initial_state is given, expected none")));
+              Refuses("initial_state is given, expected none"));
 }
 
 }  // namespace

@@ -1,54 +1,54 @@
 // mesa beyond random problems: the error of its solver, reproducibility, edges, and errors.
 #include "heed/ops/gated/mesa/mesa.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <limits>
-#include <string>
 #include <vector>
 
-#include "heed/core/error.h"
 #include "heed/harness/buffer.h"
-#include "heed/harness/reserved_bytes.h"
 #include "heed/ops/gated/mesa/mesa_internal.h"
+#include "tests/form_checks.h"
 
 namespace heed::mesa {
 namespace {
 
-using testing::HasSubstr;
-using testing::ThrowsMessage;
+using form::Refuses;
+using form::Tokens;
 
 // 2 sequences of T tokens, 2 heads, with results.
 struct Fixture {
   int64_t T;
-  Buffer q, k, v, beta, lamb, g, o, state, solution;
+  Buffer q, k, v, beta, lamb, g, o, state, solution, dk, dlamb;
 
   explicit Fixture(int64_t tokens, DType dtype = DType::kF32)
       : T(tokens), q(dtype, {2, T, 2, 12}), k(dtype, {2, T, 2, 12}), v(dtype, {2, T, 2, 10}), beta(dtype, {2, T, 2}),
         lamb(dtype, {2, 12}), g(dtype, {2, T, 2}), o(dtype, {2, T, 2, 10}), state(dtype, {2, 2, 12, 22}),
-        solution(dtype, {2, T, 2, 12}) {
+        solution(dtype, {2, T, 2, 12}), dk(dtype, {2, T, 2, 12}), dlamb(dtype, {2, 12}) {
     uint64_t seed = 0;
     for (const Buffer* x : {&q, &k, &v}) x->FillNormal(++seed);
     beta.FillConstant(0.1);
     lamb.FillConstant(0.75);
     g.FillConstant(-0.05);
-    for (const Buffer* x : {&o, &state, &solution}) x->Poison();
   }
-  Inputs inputs(int64_t begin, int64_t end) const {
-    return {.q = q.view().Slice(1, begin, end),
-            .k = k.view().Slice(1, begin, end),
-            .v = v.view().Slice(1, begin, end),
-            .beta = beta.view().Slice(1, begin, end),
+  template <class Part>
+  Inputs inputs(const Part& part) const {
+    return {.q = part(q),
+            .k = part(k),
+            .v = part(v),
+            .beta = part(beta),
             .lamb = lamb.view(),
-            .log_decay = g.view().Slice(1, begin, end)};
+            .log_decay = part(g),
+            .initial_state = {}};
   }
-  Inputs inputs() const { return inputs(0, T); }
-  Outputs outputs() const { return {o.view(), state.view(), solution.view()}; }
+  Outputs outputs(const Tokens& part) const { return {part(o), state.view(), part(solution)}; }
+  Inputs inputs() const { return inputs(Tokens{0, T}); }
+  Outputs outputs() const { return outputs(Tokens{0, T}); }
+  BackwardInputs backward() const { return {inputs(), v.view(), {}, {}}; }
+  Gradients gradients() const { return {.dk = dk.view(), .dlamb = dlamb.view()}; }
 };
 
 // The Euclidean norm of a token's row of one head.
@@ -90,72 +90,24 @@ TEST(MesaTest, TheErrorOfTheSolverIsWithinItsBound) {
 }
 
 TEST(MesaTest, SplitsAtMultiplesOf16HaveTheSameBits) {
-  Context ctx(1);
-  const Fixture whole(100), split(100);
-  Forward(ctx, whole.inputs(), {}, whole.outputs());
-  const Buffer middle(DType::kF32, split.state.view().sizes());
-  Forward(ctx, split.inputs(0, 48), {},
-          {split.o.view().Slice(1, 0, 48), middle.view(), split.solution.view().Slice(1, 0, 48)});
-  Inputs rest = split.inputs(48, 100);
-  rest.initial_state = middle.view();
-  Forward(ctx, rest, {}, {split.o.view().Slice(1, 48, 100), split.state.view(), {}});
-  EXPECT_TRUE(SameBits(whole.o.view(), split.o.view()));
-  EXPECT_TRUE(SameBits(whole.state.view(), split.state.view()));
+  form::ExpectPartsHaveTheBitsOfTheWhole<Fixture>(100, 48, Options());
 }
 
-TEST(MesaTest, BitsDoNotDependOnThreads) {
-  Context one(1), three(3);
-  const Fixture a(70), b(70);
-  Forward(one, a.inputs(), {}, a.outputs());
-  Forward(three, b.inputs(), {}, b.outputs());
-  EXPECT_TRUE(SameBits(a.o.view(), b.o.view()));
-  EXPECT_TRUE(SameBits(a.state.view(), b.state.view()));
-  BackwardInputs in;
-  static_cast<Inputs&>(in) = a.inputs();
-  in.d_o = a.v.view();
-  const Buffer da(DType::kF32, {2, 12}), db(DType::kF32, {2, 12});
-  Backward(one, in, {}, {.dk = a.solution.view(), .dlamb = da.view()});
-  Backward(three, in, {}, {.dk = b.solution.view(), .dlamb = db.view()});
-  EXPECT_TRUE(SameBits(a.solution.view(), b.solution.view()));
-  EXPECT_TRUE(SameBits(da.view(), db.view()));
-}
+TEST(MesaTest, BitsDoNotDependOnThreads) { form::ExpectBitsDoNotDependOnThreads<Fixture>(70, Options()); }
 
 TEST(MesaTest, AStepHasTheBitsOfACallOfOneToken) {
   Context ctx(1);
-  const Fixture f(1);
-  const Buffer initial(DType::kF32, {2, 2, 12, 22}), o(DType::kF32, {2, 2, 10});
   const Fixture earlier(30);
-  Forward(ctx, earlier.inputs(), {}, {earlier.o.view(), initial.view(), {}});
-  Inputs in = f.inputs();
-  in.initial_state = initial.view();
-  Forward(ctx, in, {}, f.outputs());
-  const auto row = [](const Buffer& x) {
-    const TensorView& t = x.view();
-    std::vector<int64_t> sizes(t.sizes().begin(), t.sizes().end()), strides(t.strides().begin(), t.strides().end());
-    sizes.erase(sizes.begin() + 1);
-    strides.erase(strides.begin() + 1);
-    return ConstTensorView(t.data(), t.dtype(), sizes, strides);
-  };
-  const StepInputs token = {
-      .q = row(f.q), .k = row(f.k), .v = row(f.v), .beta = row(f.beta), .lamb = f.lamb.view(), .log_decay = row(f.g)};
-  Step(ctx, token, {}, initial.view(), o.view());
-  EXPECT_TRUE(SameBits(initial.view(), f.state.view()));
-  EXPECT_EQ(Elements(o.view()), Elements(f.o.view()));
+  Forward(ctx, earlier.inputs(), {}, earlier.outputs());
+  form::ExpectStepHasTheBitsOfACall<Fixture>(earlier.state, Options());
 }
 
 TEST(MesaTest, EqualKeysOrZerosHaveFiniteResults) {
-  Context ctx(1);
   for (const double value : {0.0, 1.0}) {
     const Fixture f(40);
     f.k.FillConstant(value);
     f.q.FillConstant(value);
-    Forward(ctx, f.inputs(), {}, f.outputs());
-    for (const double x : Elements(f.o.view())) EXPECT_TRUE(std::isfinite(x));
-    BackwardInputs in;
-    static_cast<Inputs&>(in) = f.inputs();
-    in.d_o = f.v.view();
-    Backward(ctx, in, {}, {.dk = f.solution.view()});
-    for (const double x : Elements(f.solution.view())) EXPECT_TRUE(std::isfinite(x));
+    form::ExpectFinite(f);
   }
 }
 
@@ -179,47 +131,27 @@ TEST(MesaTest, APositiveLogDecayIsZeroUnlessValuesAreChecked) {
   Forward(ctx, positive.inputs(), {}, positive.outputs());
   Forward(ctx, zero.inputs(), {}, zero.outputs());
   EXPECT_TRUE(SameBits(positive.o.view(), zero.o.view()));
-  EXPECT_THAT([&] { Forward(checks, positive.inputs(), {}, positive.outputs()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("log_decay")));
+  EXPECT_THAT([&] { Forward(checks, positive.inputs(), {}, positive.outputs()); }, Refuses("log_decay"));
   zero.beta.Set({1, 3, 1}, -0.5);
   EXPECT_THAT([&] { Forward(checks, zero.inputs(), {}, zero.outputs()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("beta has the value -0.5, expected values >= 0")));
+              Refuses("beta has the value -0.5, expected values >= 0"));
   zero.beta.FillConstant(1);
   zero.lamb.Set({1, 3}, 0);
   EXPECT_THAT([&] { Forward(checks, zero.inputs(), {}, zero.outputs()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("lamb has the value 0, expected values > 0")));
+              Refuses("lamb has the value 0, expected values > 0"));
 }
 
 TEST(MesaTest, WorkspaceIsWhatThePassesReserve) {
   for (const DType dtype : {DType::kF32, DType::kF64}) {
     const Fixture f(200, dtype);
-    const Buffer lamb(dtype, {2, 12});
-    BackwardInputs in;
-    static_cast<Inputs&>(in) = f.inputs();
-    in.d_o = f.v.view();
-    for (const int threads : {1, 3}) {
-      Context forward(threads), backward(threads);
-      Forward(forward, f.inputs(), {}, f.outputs());
-      EXPECT_EQ(ReservedBytes(forward), Workspace(forward, f.inputs(), {}));
-      EXPECT_EQ(ReservedBytes(forward), Explain(forward, f.inputs(), {}).workspace_bytes);
-      Backward(backward, in, {}, {.dk = f.solution.view(), .dlamb = lamb.view()});
-      EXPECT_EQ(ReservedBytes(backward), BackwardWorkspace(backward, f.inputs(), {}));
-    }
+    form::ExpectWorkspaceIsReserved(f.backward(), Options(), f.outputs(), f.gradients());
   }
 }
 
 TEST(MesaTest, ExplainNeedsShapesAlone) {
   const Context ctx(1);
   const Fixture f(200);
-  const auto shape = [](std::initializer_list<int64_t> sizes, DType dtype = DType::kF32) {
-    return ConstTensorView(nullptr, dtype, sizes);
-  };
-  Inputs in = {.q = shape({2, 200, 2, 12}),
-               .k = shape({2, 200, 2, 12}),
-               .v = shape({2, 200, 2, 10}),
-               .beta = shape({2, 200, 2}),
-               .lamb = shape({2, 12}),
-               .log_decay = shape({2, 200, 2})};
+  Inputs in = form::ShapesOf(f.inputs());
   const Explanation planned = Explain(ctx, in, {}), given = Explain(ctx, f.inputs(), {});
   EXPECT_EQ(planned.kernel, "mesa_chunks");
   EXPECT_EQ(planned.target, given.target);
@@ -229,29 +161,20 @@ TEST(MesaTest, ExplainNeedsShapesAlone) {
   EXPECT_EQ(planned.bytes, given.bytes);
   EXPECT_EQ(planned.workspace_bytes, given.workspace_bytes);
   Options options;
-  options.lengths = shape({2}, DType::kI64);  // without numbers, no token is left out
+  options.lengths = ConstTensorView(nullptr, DType::kI64, {2});  // without numbers, no token is left out
   EXPECT_EQ(Explain(ctx, in, options).flops, planned.flops);
   options.iterations = 0;
-  EXPECT_THAT([&] { Explain(ctx, in, options); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("mesa::Explain: iterations is 0, expected at least 1")));
-  in.beta = shape({2, 200, 3});
-  EXPECT_THAT([&] { Workspace(ctx, in, {}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("mesa::Workspace: beta has shape [2,200,3]")));
-  in.q = shape({2, 200, 2, 12}, DType::kI64);
+  EXPECT_THAT([&] { Explain(ctx, in, options); }, Refuses("mesa::Explain: iterations is 0, expected at least 1"));
+  in.beta = ConstTensorView(nullptr, DType::kF32, {2, 200, 3});
+  EXPECT_THAT([&] { Workspace(ctx, in, {}); }, Refuses("mesa::Workspace: beta has shape [2,200,3]"));
+  in.q = ConstTensorView(nullptr, DType::kI64, {2, 200, 2, 12});
   EXPECT_THAT([&] { BackwardWorkspace(ctx, in, {}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("mesa::BackwardWorkspace: q has dtype i64, expected f64")));
+              Refuses("mesa::BackwardWorkspace: q has dtype i64, expected f64"));
 }
 
 TEST(MesaTest, ErrorsNameTheArgumentAndWriteNothing) {
   const Fixture f(9);
-  Context ctx(1);
-  const auto forward = [&](const std::function<void(Inputs&, Options&)>& change, const std::string& message) {
-    Inputs in = f.inputs();
-    Options options;
-    change(in, options);
-    EXPECT_THAT([&] { Forward(ctx, in, options, f.outputs()); }, ThrowsMessage<InvalidArgument>(HasSubstr(message)));
-    EXPECT_TRUE(std::isnan(f.o.Get({0, 0, 0, 0})));
-  };
+  const auto forward = form::ForwardOf<Options>(f);
   forward([](auto& in, auto&) { in.q = {}; }, "mesa::Forward: q is absent");
   forward([](auto& in, auto&) { in.k = in.k.Slice(1, 0, 8); }, "k has shape [2,8,2,12], expected [2,9,2,12]");
   forward([](auto& in, auto&) { in.v = in.v.Slice(2, 0, 1); }, "v has shape [2,9,1,10], expected [2,9,2,10]");
@@ -263,20 +186,17 @@ TEST(MesaTest, ErrorsNameTheArgumentAndWriteNothing) {
   forward([](auto&, auto& options) { options.eps = std::nan(""); }, "eps is nan, expected a finite number >= 0");
   forward([&](auto& in, auto&) { in.initial_state = f.state.view().Slice(3, 0, 12); }, "initial_state has shape");
   forward([&](auto& in, auto&) { in.initial_state = f.state.view(); }, "final_state overlaps initial_state");
-  BackwardInputs in;
-  static_cast<Inputs&>(in) = f.inputs();
-  in.d_o = f.v.view();
-  EXPECT_THAT([&] { Backward(ctx, in, {}, {.dinitial_state = f.state.view()}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("dinitial_state is asked for, expected none")));
-  EXPECT_THAT([&] { Backward(ctx, in, {}, {.dv = f.v.view()}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("dv overlaps v")));
+  BackwardInputs in = f.backward();
+  form::ExpectBackwardRefuses(in, Gradients{.dinitial_state = f.state.view()},
+                              "dinitial_state is asked for, expected none");
+  form::ExpectBackwardRefuses(in, Gradients{.dv = f.v.view()}, "dv overlaps v");
   in.solution = f.o.view();
-  EXPECT_THAT([&] { Backward(ctx, in, {}, {.dk = f.solution.view()}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("solution has shape [2,9,2,10], expected [2,9,2,12]")));
-  Inputs with_state = {.q = f.q.view().Slice(1, 0, 1)};
+  form::ExpectBackwardRefuses(in, f.gradients(), "solution has shape [2,9,2,10], expected [2,9,2,12]");
+  Context ctx(1);
+  Inputs with_state = f.inputs();
   with_state.initial_state = f.state.view();
   EXPECT_THAT([&] { Step(ctx, with_state, {}, f.state.view(), f.o.view()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("initial_state is given, expected none")));
+              Refuses("initial_state is given, expected none"));
 }
 
 }  // namespace
