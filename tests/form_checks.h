@@ -32,10 +32,13 @@
 
 namespace heed::form {
 
-// Tokens [begin, end) of a tensor [B, T, ...], or of one with another axis of tokens.
+// Tokens [begin, end) of the sequences from `first` on of a tensor [B, T, ...], or of one with another axis of tokens.
 struct Tokens {
-  int64_t begin, end;
-  TensorView operator()(const Buffer& x, int axis = 1) const { return x.view().Slice(axis, begin, end); }
+  int64_t begin, end, first = 0;
+  TensorView operator()(const TensorView& t, int axis = 1) const {
+    return t.Slice(0, first, t.size(0)).Slice(axis, begin, end);
+  }
+  TensorView operator()(const Buffer& x, int axis = 1) const { return (*this)(x.view(), axis); }
 };
 
 // The one token of a tensor [B, 1, ...], without the axis of tokens.
@@ -85,6 +88,12 @@ void ExpectSameBits(const Results& a, const Results& b) {
   }
 }
 
+template <class Fixture>
+void RunBothPasses(Context& ctx, const Fixture& f) {
+  Forward(ctx, f.inputs(), {}, f.outputs());
+  Backward(ctx, f.backward(), {}, f.gradients());
+}
+
 template <class Fixture, class Options>
 void ExpectBitsDoNotDependOnThreads(int64_t T, const Options& options) {
   Context one(1), three(3);
@@ -118,8 +127,7 @@ void ExpectWorkspaceIsReserved(const BackwardInputs& in, const Options& options,
 template <class Fixture>
 void ExpectFinite(const Fixture& f) {
   Context ctx(1);
-  Forward(ctx, f.inputs(), {}, f.outputs());
-  Backward(ctx, f.backward(), {}, f.gradients());
+  RunBothPasses(ctx, f);
   const auto outputs = f.outputs();
   const auto gradients = f.gradients();
   for (const std::span<const TensorView> views : {Views(outputs), Views(gradients)}) {
@@ -175,9 +183,10 @@ inline auto Refuses(const std::string& text) {
   return testing::ThrowsMessage<InvalidArgument>(testing::HasSubstr(text));
 }
 
-// Returns a function that expects Forward to refuse the call `f`, changed, with this text, and to write nothing.
+// Return functions that expect a pass to refuse the call `f`, after a change of it, with this text, and to write
+// nothing.
 template <class Options, class Fixture>
-auto ForwardOf(const Fixture& f) {
+auto ForwardRefuses(const Fixture& f) {
   return [&f](const auto& change, const std::string& text) {
     Context ctx(1);
     auto in = f.inputs();
@@ -187,12 +196,16 @@ auto ForwardOf(const Fixture& f) {
     EXPECT_TRUE(std::isnan(Elements(f.outputs().o)[0]));
   };
 }
-
-// Backward refuses a call with this text.
-template <class BackwardInputs, class Gradients>
-void ExpectBackwardRefuses(const BackwardInputs& in, const Gradients& gradients, const std::string& text) {
-  Context ctx(1);
-  EXPECT_THAT([&] { Backward(ctx, in, {}, gradients); }, Refuses(text));
+template <class Fixture>
+auto BackwardRefuses(const Fixture& f) {
+  return [&f](const auto& change, const std::string& text) {
+    Context ctx(1);
+    auto in = f.backward();
+    auto gradients = f.gradients();
+    change(in, gradients);
+    EXPECT_THAT([&] { Backward(ctx, in, {}, gradients); }, Refuses(text));
+    EXPECT_TRUE(std::isnan(Elements(f.gradients().dk)[0]));
+  };
 }
 
 }  // namespace heed::form

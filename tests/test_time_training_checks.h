@@ -132,7 +132,7 @@ void ExpectWorkspaceIsReserved() {
 // The errors of what such operations have in common; `op` is the name of the operation.
 template <class Options, class Fixture>
 void ExpectErrorsOfCommonArguments(const std::string& op, const Fixture& f) {
-  const auto forward = form::ForwardOf<Options>(f);
+  const auto forward = form::ForwardRefuses<Options>(f);
   const Buffer negative = Integers({-1, -1}), one = Integers({1, 1});
   forward([](auto& in, auto&) { in.q = {}; }, op + "::Forward: q is absent");
   forward([](auto& in, auto&) { in.k = in.k.Slice(1, 0, 8); }, "k has shape [2,8,2,12], expected [2,9,2,12]");
@@ -154,9 +154,7 @@ void ExpectErrorsOfCommonArguments(const std::string& op, const Fixture& f) {
       },
       "positions[0] is 1, expected 0 without initial_state");
   forward([&](auto&, auto& options) { options.positions = f.eta.view(); }, "positions has dtype f32, expected i32");
-  auto gradients = f.gradients();
-  gradients.dv = f.v.view();
-  form::ExpectBackwardRefuses(f.backward(), gradients, "dv overlaps v");
+  form::BackwardRefuses(f)([&](auto&, auto& gradients) { gradients.dv = f.v.view(); }, "dv overlaps v");
   Context ctx(1);
   EXPECT_THAT([&] { Step(ctx, f.inputs(), {}, f.state.view(), f.o.view()); },
               form::Refuses("initial_state is given, expected none"));

@@ -119,13 +119,15 @@ TEST(TitansTest, ExplainNeedsShapesAlone) {
 TEST(TitansTest, ErrorsNameTheArgumentAndWriteNothing) {
   const Fixture f(9);
   test_time_training::ExpectErrorsOfCommonArguments<Options>("titans", f);
-  const auto forward = form::ForwardOf<Options>(f);
+  const auto forward = form::ForwardRefuses<Options>(f);
   forward([](auto& in, auto&) { in.theta = {}; }, "theta is absent");
   forward([](auto& in, auto&) { in.alpha = in.alpha.Slice(2, 0, 1); }, "alpha has shape [2,9,1]");
-  BackwardInputs in = f.backward();
-  in.initial_state = {};
-  form::ExpectBackwardRefuses(in, Gradients{.dinitial_state = f.state.view()},
-                              "dinitial_state is asked for, expected none");
+  form::BackwardRefuses(f)(
+      [&](auto& in, auto& gradients) {
+        in.initial_state = {};
+        gradients.dinitial_state = f.state.view();
+      },
+      "dinitial_state is asked for, expected none");
 }
 
 }  // namespace

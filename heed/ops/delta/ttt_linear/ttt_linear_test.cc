@@ -101,11 +101,14 @@ TEST(TttLinearTest, ExplainNeedsShapesAlone) {
 TEST(TttLinearTest, ErrorsNameTheArgumentAndWriteNothing) {
   const Fixture f(9);
   test_time_training::ExpectErrorsOfCommonArguments<Options>("ttt_linear", f);
-  const auto forward = form::ForwardOf<Options>(f);
+  const auto forward = form::ForwardRefuses<Options>(f);
   forward([](auto& in, auto&) { in.lr = in.lr.Slice(2, 0, 1); }, "lr has shape [2,9,1]");
-  BackwardInputs in = f.backward();
-  in.lr = {};
-  form::ExpectBackwardRefuses(in, Gradients{.dlr = f.lr.view()}, "dlr is asked for, expected none");
+  form::BackwardRefuses(f)(
+      [&](auto& in, auto& gradients) {
+        in.lr = {};
+        gradients.dlr = f.lr.view();
+      },
+      "dlr is asked for, expected none");
 }
 
 }  // namespace

@@ -1,30 +1,26 @@
 // parallax_attention beyond random problems: limits that are known, reproducibility, edges, and errors.
 #include "heed/ops/exact/parallax_attention/parallax_attention.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <initializer_list>
-#include <limits>
-#include <string>
 #include <vector>
 
-#include "heed/core/error.h"
 #include "heed/harness/buffer.h"
-#include "heed/harness/reserved_bytes.h"
 #include "heed/ops/exact/attention/attention.h"
+#include "tests/attention_form_checks.h"
+#include "tests/form_checks.h"
 
 namespace heed::parallax_attention {
 namespace {
 
-using testing::HasSubstr;
-using testing::ThrowsMessage;
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+using form::Distance;
+using form::kInfinity;
+using form::Refuses;
+using form::Tokens;
 
 // 2 sequences, 4 query heads of 2 key heads, results and gradients.
 struct Fixture {
@@ -39,16 +35,11 @@ struct Fixture {
         dk(dtype, {2, Tk, 2, 12}), dv(dtype, {2, Tk, 2, 10}) {
     uint64_t seed = 0;
     for (const Buffer* x : {&q, &r, &k, &v, &d_o}) x->FillNormal(++seed);
-    for (const Buffer* x : {&o, &m, &a, &lse, &dq, &dr, &dk, &dv}) x->Poison();
   }
   static DType Wide(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
-  Inputs inputs(int64_t begin, int64_t end) const {
-    return {.q = q.view().Slice(1, begin, end),
-            .r = r.view().Slice(1, begin, end),
-            .k = k.view().Slice(1, begin, end),
-            .v = v.view().Slice(1, begin, end)};
-  }
+  Inputs inputs(const Tokens& part) const { return {.q = part(q), .r = part(r), .k = part(k), .v = part(v)}; }
+  Outputs outputs(const Tokens& part) const { return {part(o), part(m), part(a, 2), part(lse, 2)}; }
   Inputs inputs() const { return {q.view(), r.view(), k.view(), v.view()}; }
   Outputs outputs() const { return {o.view(), m.view(), a.view(), lse.view()}; }
   BackwardInputs backward() const {
@@ -63,16 +54,6 @@ struct Fixture {
   }
   Gradients gradients() const { return {dq.view(), dr.view(), dk.view(), dv.view()}; }
 };
-
-// The largest distance of two tensors of one shape.
-double Distance(const TensorView& a, const TensorView& b) {
-  const std::vector<double> x = Elements(a), y = Elements(b);
-  double most = 0;
-  for (size_t i = 0; i < x.size(); ++i) {
-    most = std::isfinite(x[i]) && std::isfinite(y[i]) ? std::max(most, std::abs(x[i] - y[i])) : kInfinity;
-  }
-  return most;
-}
 
 TEST(ParallaxAttentionTest, WithoutSecondQueriesItIsAttention) {
   Context ctx(2);
@@ -139,12 +120,10 @@ TEST(ParallaxAttentionTest, DecodingHasTheBitsOfTheSequence) {
       const Fixture whole(200, dtype), part(200, dtype);
       Forward(ctx, whole.inputs(), {.window = window}, whole.outputs());
       const auto compute = [&](int64_t begin, int64_t end) {
-        Inputs in = part.inputs(0, end);
+        Inputs in = part.inputs(Tokens{0, end});
         in.q = in.q.Slice(1, begin, end);
         in.r = in.r.Slice(1, begin, end);
-        Forward(ctx, in, {.window = window},
-                {part.o.view().Slice(1, begin, end), part.m.view().Slice(1, begin, end),
-                 part.a.view().Slice(2, begin, end), part.lse.view().Slice(2, begin, end)});
+        Forward(ctx, in, {.window = window}, part.outputs(Tokens{begin, end}));
       };
       for (int64_t begin = 0; begin < 130; begin += 13) compute(begin, begin + 13);
       for (int64_t t = 130; t < 200; ++t) compute(t, t + 1);
@@ -177,10 +156,7 @@ TEST(ParallaxAttentionTest, GradientsOfTheLastRowsAreThoseOfTheSequence) {
       }
     }
   }
-  for (const Fixture* f : {&whole, &part}) {
-    Forward(ctx, f->inputs(), {}, f->outputs());
-    Backward(ctx, f->backward(), {}, f->gradients());
-  }
+  for (const Fixture* f : {&whole, &part}) form::RunBothPasses(ctx, *f);
   EXPECT_EQ(Elements(part.o.view()), Elements(whole.o.view().Slice(1, 110, 200)));
   EXPECT_LT(Distance(part.dq.view(), whole.dq.view().Slice(1, 110, 200)), 1e-12);
   EXPECT_LT(Distance(part.dr.view(), whole.dr.view().Slice(1, 110, 200)), 1e-12);
@@ -189,38 +165,13 @@ TEST(ParallaxAttentionTest, GradientsOfTheLastRowsAreThoseOfTheSequence) {
 }
 
 TEST(ParallaxAttentionTest, BitsDoNotDependOnThreads) {
-  Context one(1), three(3);
   for (const int64_t window : {0, 100}) {
-    const Fixture a(333), b(333);
-    Forward(one, a.inputs(), {.window = window}, a.outputs());
-    Forward(three, b.inputs(), {.window = window}, b.outputs());
-    EXPECT_TRUE(SameBits(a.o.view(), b.o.view()));
-    EXPECT_TRUE(SameBits(a.a.view(), b.a.view()));
-    Backward(one, a.backward(), {.window = window}, a.gradients());
-    for (int repeat = 0; repeat < 5; ++repeat) {
-      for (const Buffer* x : {&b.dq, &b.dr, &b.dk, &b.dv}) x->Poison();
-      Backward(three, b.backward(), {.window = window}, b.gradients());
-      EXPECT_TRUE(SameBits(a.dq.view(), b.dq.view()));
-      EXPECT_TRUE(SameBits(a.dr.view(), b.dr.view()));
-      EXPECT_TRUE(SameBits(a.dk.view(), b.dk.view()));
-      EXPECT_TRUE(SameBits(a.dv.view(), b.dv.view()));
-    }
+    form::ExpectBitsDoNotDependOnThreads<Fixture>(333, Options{.window = window});
   }
 }
 
 TEST(ParallaxAttentionTest, ASequenceHasTheSameBitsAloneAndPacked) {
-  Context ctx(2);
-  const Fixture whole(210), alone(210);
-  const Buffer bounds(DType::kI32, {3});
-  for (int i = 0; i < 3; ++i) bounds.as<int32_t>()[i] = i == 0 ? 0 : i == 1 ? 75 : 210;
-  Inputs packed = whole.inputs();
-  for (ConstTensorView* x : {&packed.q, &packed.r, &packed.k, &packed.v}) *x = x->Slice(0, 1, 2);
-  const Outputs row = {whole.o.view().Slice(0, 1, 2), {}, {}, whole.lse.view().Slice(0, 1, 2)};
-  Forward(ctx, packed, {.cu_seqlens = bounds.view()}, row);
-  Forward(ctx, alone.inputs(75, 210), {},
-          {alone.o.view().Slice(1, 75, 210), {}, {}, alone.lse.view().Slice(2, 75, 210)});
-  EXPECT_EQ(Elements(row.o.Slice(1, 75, 210)), Elements(alone.o.view().Slice(0, 1, 2).Slice(1, 75, 210)));
-  EXPECT_EQ(Elements(row.lse.Slice(2, 75, 210)), Elements(alone.lse.view().Slice(0, 1, 2).Slice(2, 75, 210)));
+  form::ExpectASequenceHasTheSameBitsAloneAndPacked<Fixture, Options>();
 }
 
 TEST(ParallaxAttentionTest, KeysThatARowDoesNotSeeDoNotMatter) {
@@ -283,23 +234,18 @@ TEST(ParallaxAttentionTest, ANanInAQueryStaysInItsRow) {
 TEST(ParallaxAttentionTest, NoTokensWriteNothing) {
   Context ctx(1);
   const Fixture none(0);
-  Forward(ctx, none.inputs(), {}, none.outputs());
-  Backward(ctx, none.backward(), {}, none.gradients());
+  form::RunBothPasses(ctx, none);
   const Fixture keys(0, 70, DType::kF32);  // keys that no row sees
-  Forward(ctx, keys.inputs(), {}, keys.outputs());
-  Backward(ctx, keys.backward(), {}, keys.gradients());
+  form::RunBothPasses(ctx, keys);
   for (const double x : Elements(keys.dk.view())) EXPECT_EQ(x, 0);
   for (const double x : Elements(keys.dv.view())) EXPECT_EQ(x, 0);
 }
 
 TEST(ParallaxAttentionTest, ExcludedTokensHaveNoResults) {
   Context ctx(1);
-  const Fixture f(60, 80, DType::kF32);  // row i is at token i + 20
-  const Buffer lengths(DType::kI64, {2}), starts(DType::kI64, {2});
-  lengths.as<int64_t>()[0] = 70;
-  lengths.as<int64_t>()[1] = 15;  // before the first row
-  starts.as<int64_t>()[0] = 23;
-  starts.as<int64_t>()[1] = 3;
+  const Fixture f(60, 80, DType::kF32);             // row i is at token i + 20
+  const Buffer lengths = form::Integers({70, 15});  // 15 is before the first row
+  const Buffer starts = form::Integers({23, 3});
   const Options options = {.lengths = lengths.view(), .starts = starts.view()};
   Forward(ctx, f.inputs(), options, f.outputs());
   Backward(ctx, f.backward(), options, f.gradients());
@@ -325,8 +271,7 @@ TEST(ParallaxAttentionTest, ExcludedTokensHaveNoResults) {
 TEST(ParallaxAttentionTest, GradientsThatAreNotRequestedAreNotComputed) {
   Context ctx(2);
   const Fixture all(100);
-  Forward(ctx, all.inputs(), {}, all.outputs());
-  Backward(ctx, all.backward(), {}, all.gradients());
+  form::RunBothPasses(ctx, all);
   for (int one = 0; one < 4; ++one) {
     const Fixture f(100);
     const Gradients whole = f.gradients();
@@ -342,26 +287,13 @@ TEST(ParallaxAttentionTest, GradientsThatAreNotRequestedAreNotComputed) {
 TEST(ParallaxAttentionTest, WorkspaceIsWhatThePassesReserve) {
   for (const DType dtype : {DType::kF32, DType::kF64}) {
     const Fixture f(200, dtype);
-    for (const int threads : {1, 3}) {
-      Context forward(threads), backward(threads);
-      Forward(forward, f.inputs(), {}, f.outputs());
-      EXPECT_EQ(ReservedBytes(forward), Workspace(forward, f.inputs(), {}));
-      EXPECT_EQ(ReservedBytes(forward), Explain(forward, f.inputs(), {}).workspace_bytes);
-      Backward(backward, f.backward(), {}, f.gradients());
-      EXPECT_EQ(ReservedBytes(backward), BackwardWorkspace(backward, f.inputs(), {}));
-    }
+    form::ExpectWorkspaceIsReserved(f.backward(), Options(), f.outputs(), f.gradients());
   }
 }
 
 TEST(ParallaxAttentionTest, ExplainNeedsShapesAlone) {
   const Context ctx(1);
-  const auto shape = [](std::initializer_list<int64_t> sizes, DType dtype = DType::kF32) {
-    return ConstTensorView(nullptr, dtype, sizes);
-  };
-  Inputs in = {.q = shape({2, 200, 4, 12}),
-               .r = shape({2, 200, 4, 12}),
-               .k = shape({2, 200, 2, 12}),
-               .v = shape({2, 200, 2, 10})};
+  Inputs in = form::ShapesOf(Fixture(200).inputs());
   const Explanation e = Explain(ctx, in, {});
   EXPECT_EQ(e.kernel, "parallax_blocks");
   EXPECT_EQ(e.flops, 2 * 4 * 200 * 201 / 2 * (4 * (12 + 10)));
@@ -369,25 +301,18 @@ TEST(ParallaxAttentionTest, ExplainNeedsShapesAlone) {
   EXPECT_EQ(e.bytes, 4 * 2 * 200 * (2 * 4 * 12 + 4 * 10 + 2 * (12 + 10)));
   EXPECT_EQ(Explain(ctx, in, {.window = 1}).flops, 2 * 4 * 200 * (4 * (12 + 10)));
   EXPECT_EQ(Explain(ctx, in, {.window = 1}).visited_pairs, 2 * 4 * (64 * (64 + 64 + 64) + 8 * 8));
-  in.q = in.r = shape({2, 1, 4, 12});  // decoding
+  in.q = in.r = ConstTensorView(nullptr, DType::kF32, {2, 1, 4, 12});  // decoding
   EXPECT_EQ(Explain(ctx, in, {}).flops, 2 * 4 * 200 * (4 * (12 + 10)));
   EXPECT_EQ(Explain(ctx, in, {}).visited_pairs, 2 * 4 * 200);
-  in.r = shape({2, 1, 3, 12});
-  EXPECT_THAT([&] { Workspace(ctx, in, {}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("parallax_attention::Workspace: r has shape [2,1,3,12]")));
+  in.r = ConstTensorView(nullptr, DType::kF32, {2, 1, 3, 12});
+  EXPECT_THAT([&] { Workspace(ctx, in, {}); }, Refuses("parallax_attention::Workspace: r has shape [2,1,3,12]"));
 }
 
 TEST(ParallaxAttentionTest, ErrorsNameTheArgumentAndWriteNothing) {
   const Fixture f(9);
   Context ctx(1);
-  const auto forward = [&](const std::function<void(Inputs&, Options&)>& change, const std::string& message) {
-    Inputs in = f.inputs();
-    Options options;
-    change(in, options);
-    EXPECT_THAT([&] { Forward(ctx, in, options, f.outputs()); }, ThrowsMessage<InvalidArgument>(HasSubstr(message)));
-    EXPECT_TRUE(std::isnan(f.o.Get({0, 0, 0, 0})));
-  };
-  forward([](auto& in, auto&) { in.q = {}; }, "parallax_attention::Forward: q is absent");
+  form::ExpectErrorsOfAttention<Options>("parallax_attention", f);
+  const auto forward = form::ForwardRefuses<Options>(f);
   forward([](auto& in, auto&) { in.r = {}; }, "r is absent");
   forward([](auto& in, auto&) { in.r = in.r.Slice(2, 0, 2); }, "r has shape [2,9,2,12], expected [2,9,4,12]");
   forward([](auto& in, auto&) { in.k = in.k.Slice(1, 0, 8); }, "v has shape [2,9,2,10], expected [2,8,2,10]");
@@ -397,38 +322,21 @@ TEST(ParallaxAttentionTest, ErrorsNameTheArgumentAndWriteNothing) {
         in.v = in.v.Slice(1, 0, 8);
       },
       "q has 9 tokens, expected at most the 8 of k");
-  forward([](auto& in, auto&) { in.v = in.v.Slice(2, 0, 1); }, "v has shape [2,9,1,10], expected [2,9,2,10]");
-  forward([](auto& in, auto&) { in.q = in.q.Slice(2, 0, 3); }, "q has 3 heads, expected a multiple of the 2 of k");
-  forward([](auto& in, auto&) { in.k = in.k.Slice(2, 0, 0); }, "expected at least one head");
-  forward([](auto& in, auto&) { in.v = in.v.Slice(3, 0, 0); }, "expected at least one channel");
-  forward([](auto&, auto& options) { options.scale = kInfinity; }, "scale is inf, expected a finite number");
   forward([](auto&, auto& options) { options.window = -1; }, "window is -1, expected at least 0");
-  const Fixture other(9, DType::kF64);
-  forward([&](auto& in, auto&) { in.k = other.k.view(); }, "k has dtype f64, expected f32");
-  const Buffer bounds(DType::kI64, {2});
-  bounds.as<int64_t>()[0] = 0;
-  bounds.as<int64_t>()[1] = 9;
+  const Buffer bounds = form::Integers({0, 9});
   const auto one = [&](const Buffer& x, int64_t tokens) { return x.view().Slice(0, 0, 1).Slice(1, 9 - tokens, 9); };
   EXPECT_THAT(
       [&] {
         Forward(ctx, {one(f.q, 4), one(f.r, 4), one(f.k, 9), one(f.v, 9)}, {.cu_seqlens = bounds.view()},
                 {one(f.o, 4), {}, {}, {}});
       },
-      ThrowsMessage<InvalidArgument>(HasSubstr("q has 4 tokens, expected the 9 of k, as sequences are packed")));
+      Refuses("q has 4 tokens, expected the 9 of k, as sequences are packed"));
   EXPECT_THAT([&] { Forward(ctx, f.inputs(), {}, {f.d_o.view(), {}, f.lse.view(), f.d_o.view()}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("lse has shape")));
-  EXPECT_THAT([&] { Forward(ctx, f.inputs(), {}, {f.d_o.view(), f.d_o.view(), {}, {}}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("m overlaps o")));
-  BackwardInputs in = f.backward();
-  in.a = {};
-  EXPECT_THAT([&] { Backward(ctx, in, {}, f.gradients()); }, ThrowsMessage<InvalidArgument>(HasSubstr("a is absent")));
-  in = f.backward();
-  in.m = f.q.view();
-  EXPECT_THAT([&] { Backward(ctx, in, {}, f.gradients()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("m has shape [2,9,4,12], expected [2,9,4,10]")));
-  EXPECT_THAT([&] { Backward(ctx, f.backward(), {}, {.dv = f.v.view()}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("dv overlaps v")));
-  EXPECT_TRUE(std::isnan(f.dq.Get({0, 0, 0, 0})));
+              Refuses("lse has shape"));
+  EXPECT_THAT([&] { Forward(ctx, f.inputs(), {}, {f.d_o.view(), f.d_o.view(), {}, {}}); }, Refuses("m overlaps o"));
+  const auto backward = form::BackwardRefuses(f);
+  backward([](auto& in, auto&) { in.a = {}; }, "a is absent");
+  backward([&](auto& in, auto&) { in.m = f.q.view(); }, "m has shape [2,9,4,12], expected [2,9,4,10]");
 }
 
 }  // namespace

@@ -1,28 +1,24 @@
 // wall_attention beyond random problems: limits that are known, reproducibility, edges, and errors.
 #include "heed/ops/exact/wall_attention/wall_attention.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdint>
-#include <functional>
-#include <limits>
-#include <string>
 #include <vector>
 
-#include "heed/core/error.h"
 #include "heed/harness/buffer.h"
-#include "heed/harness/reserved_bytes.h"
 #include "heed/ops/exact/wall_attention/wall_attention_internal.h"
+#include "tests/attention_form_checks.h"
+#include "tests/form_checks.h"
 
 namespace heed::wall_attention {
 namespace {
 
-using testing::HasSubstr;
-using testing::ThrowsMessage;
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+using form::Distance;
+using form::kInfinity;
+using form::Refuses;
+using form::Tokens;
 
 // 2 sequences of T tokens, 4 query heads of 2 key heads, as many heads of decays as asked for, results and gradients.
 struct Fixture {
@@ -38,17 +34,13 @@ struct Fixture {
     for (const Buffer* x : {&q, &k, &v, &d_o}) x->FillNormal(++seed);
     a.FillConstant(-0.03);
     g.FillConstant(-0.05);
-    for (const Buffer* x : {&o, &lse, &dq, &dk, &dv, &da, &dg}) x->Poison();
   }
-  Inputs inputs(int64_t begin, int64_t end) const {
-    return {.q = q.view().Slice(1, begin, end),
-            .k = k.view().Slice(1, begin, end),
-            .v = v.view().Slice(1, begin, end),
-            .log_decay = a.view().Slice(1, begin, end),
-            .log_forget = g.view().Slice(1, begin, end)};
+  Inputs inputs(const Tokens& part) const {
+    return {.q = part(q), .k = part(k), .v = part(v), .log_decay = part(a), .log_forget = part(g)};
   }
-  Inputs inputs() const { return inputs(0, T); }
-  Outputs outputs() const { return {o.view(), lse.view()}; }
+  Outputs outputs(const Tokens& part) const { return {part(o), part(lse, 2)}; }
+  Inputs inputs() const { return inputs(Tokens{0, T}); }
+  Outputs outputs() const { return outputs(Tokens{0, T}); }
   BackwardInputs backward() const {
     BackwardInputs in;
     static_cast<Inputs&>(in) = inputs();
@@ -59,16 +51,6 @@ struct Fixture {
   }
   Gradients gradients() const { return {dq.view(), dk.view(), dv.view(), da.view(), dg.view()}; }
 };
-
-// The largest distance of two tensors of one shape.
-double Distance(const TensorView& a, const TensorView& b) {
-  const std::vector<double> x = Elements(a), y = Elements(b);
-  double most = 0;
-  for (size_t i = 0; i < x.size(); ++i) {
-    most = std::isfinite(x[i]) && std::isfinite(y[i]) ? std::max(most, std::abs(x[i] - y[i])) : kInfinity;
-  }
-  return most;
-}
 
 TEST(WallAttentionTest, AConstantDecayIsAPowerOfTheDistance) {
   // D = 1, log_decay = -c: s_ij = scale q_i k_j exp(-c (i - j)).
@@ -125,10 +107,7 @@ TEST(WallAttentionTest, SharedDecaysAreThoseOfEachHead) {
       }
     }
   }
-  for (const Fixture* f : {&shared, &each}) {
-    Forward(ctx, f->inputs(), {}, f->outputs());
-    Backward(ctx, f->backward(), {}, f->gradients());
-  }
+  for (const Fixture* f : {&shared, &each}) form::RunBothPasses(ctx, *f);
   EXPECT_EQ(Elements(shared.o.view()), Elements(each.o.view()));
   EXPECT_LT(Distance(shared.dk.view(), each.dk.view()), 1e-12);
   EXPECT_LT(Distance(shared.dv.view(), each.dv.view()), 1e-12);
@@ -137,89 +116,26 @@ TEST(WallAttentionTest, SharedDecaysAreThoseOfEachHead) {
   }
 }
 
-TEST(WallAttentionTest, BitsDoNotDependOnThreads) {
-  Context one(1), three(3);
-  const Fixture a(333), b(333);
-  Forward(one, a.inputs(), {}, a.outputs());
-  Forward(three, b.inputs(), {}, b.outputs());
-  EXPECT_TRUE(SameBits(a.o.view(), b.o.view()));
-  EXPECT_TRUE(SameBits(a.lse.view(), b.lse.view()));
-  Backward(one, a.backward(), {}, a.gradients());
-  for (int repeat = 0; repeat < 5; ++repeat) {
-    for (const Buffer* x : {&b.dq, &b.dk, &b.dv, &b.da, &b.dg}) x->Poison();
-    Backward(three, b.backward(), {}, b.gradients());
-    EXPECT_TRUE(SameBits(a.dq.view(), b.dq.view()));
-    EXPECT_TRUE(SameBits(a.dk.view(), b.dk.view()));
-    EXPECT_TRUE(SameBits(a.dv.view(), b.dv.view()));
-    EXPECT_TRUE(SameBits(a.da.view(), b.da.view()));
-    EXPECT_TRUE(SameBits(a.dg.view(), b.dg.view()));
-  }
-}
+TEST(WallAttentionTest, BitsDoNotDependOnThreads) { form::ExpectBitsDoNotDependOnThreads<Fixture>(333, Options()); }
 
 TEST(WallAttentionTest, ASequenceHasTheSameBitsAloneAndPacked) {
-  Context ctx(2);
-  const Fixture whole(210), alone(210);
-  const Buffer bounds(DType::kI32, {3});
-  for (int i = 0; i < 3; ++i) bounds.as<int32_t>()[i] = i == 0 ? 0 : i == 1 ? 75 : 210;
-  Inputs packed = whole.inputs();
-  for (ConstTensorView* x : {&packed.q, &packed.k, &packed.v, &packed.log_decay, &packed.log_forget}) {
-    *x = x->Slice(0, 1, 2);
-  }
-  const Outputs row = {whole.o.view().Slice(0, 1, 2), whole.lse.view().Slice(0, 1, 2)};
-  Forward(ctx, packed, {.cu_seqlens = bounds.view()}, row);
-  Forward(ctx, alone.inputs(75, 210), {}, {alone.o.view().Slice(1, 75, 210), alone.lse.view().Slice(2, 75, 210)});
-  EXPECT_EQ(Elements(row.o.Slice(1, 75, 210)), Elements(alone.o.view().Slice(0, 1, 2).Slice(1, 75, 210)));
-  EXPECT_EQ(Elements(row.lse.Slice(2, 75, 210)), Elements(alone.lse.view().Slice(0, 1, 2).Slice(2, 75, 210)));
+  form::ExpectASequenceHasTheSameBitsAloneAndPacked<Fixture, Options>();
 }
 
-TEST(WallAttentionTest, LaterTokensDoNotMatter) {
-  Context ctx(2);
-  const Fixture f(150), whole(150);
-  Forward(ctx, whole.inputs(), {}, whole.outputs());
-  for (const Buffer* x : {&f.q, &f.k, &f.v, &f.a, &f.g}) {
-    const TensorView later = x->view().Slice(1, 100, 150);
-    std::vector<int64_t> index(static_cast<size_t>(later.rank()));
-    do SetElement(later, index, std::nan(""));
-    while (NextIndex(later.sizes(), index));
-  }
-  Forward(ctx, f.inputs(), {}, f.outputs());
-  EXPECT_EQ(Elements(f.o.view().Slice(1, 0, 100)), Elements(whole.o.view().Slice(1, 0, 100)));
-  for (const double x : Elements(f.o.view().Slice(1, 100, 150))) EXPECT_TRUE(std::isnan(x));
-}
+TEST(WallAttentionTest, LaterTokensDoNotMatter) { form::ExpectLaterTokensDoNotMatter<Fixture>(); }
 
 TEST(WallAttentionTest, ANanInAQueryStaysInItsRow) {
-  Context ctx(1);
-  const Fixture f(130), whole(130);
-  Forward(ctx, whole.inputs(), {}, whole.outputs());
-  f.q.Set({0, 70, 1, 3}, std::nan(""));
-  Forward(ctx, f.inputs(), {}, f.outputs());
-  EXPECT_TRUE(std::isnan(f.o.Get({0, 70, 1, 0})));
-  f.o.Set({0, 70, 1, 0}, 0);
-  for (int64_t c = 0; c < 10; ++c) f.o.Set({0, 70, 1, c}, whole.o.Get({0, 70, 1, c}));
-  EXPECT_TRUE(SameBits(f.o.view(), whole.o.view()));
+  form::ExpectANanInAQueryStaysInItsRow(Fixture(130), Fixture(130));
 }
 
 TEST(WallAttentionTest, AGateOfMinusInfinityBeginsASequence) {
-  Context ctx(1);
-  const Fixture cut(150), alone(150);
-  for (int64_t h = 0; h < 4; ++h) {
-    for (int64_t b = 0; b < 2; ++b) cut.g.Set({b, 70, h}, -kInfinity);
-  }
-  Forward(ctx, cut.inputs(), {}, cut.outputs());
-  Forward(ctx, alone.inputs(70, 150), {}, {alone.o.view().Slice(1, 70, 150), alone.lse.view().Slice(2, 70, 150)});
-  EXPECT_LT(Distance(cut.o.view().Slice(1, 70, 150), alone.o.view().Slice(1, 70, 150)), 1e-5);
-  Backward(ctx, cut.backward(), {}, cut.gradients());
-  for (const Buffer* x : {&cut.dq, &cut.dk, &cut.dv, &cut.da, &cut.dg}) {
-    for (const double element : Elements(x->view())) ASSERT_TRUE(std::isfinite(element));
-  }
-  for (int64_t h = 0; h < 4; ++h) EXPECT_EQ(cut.dg.Get({1, 70, h}), 0);
+  form::ExpectAGateOfMinusInfinityBeginsASequence<Fixture>();
 }
 
 TEST(WallAttentionTest, TheFirstTokensGatesDecayNothing) {
   Context ctx(1);
   const Fixture f(100);
-  Forward(ctx, f.inputs(), {}, f.outputs());
-  Backward(ctx, f.backward(), {}, f.gradients());
+  form::RunBothPasses(ctx, f);
   for (int64_t h = 0; h < 4; ++h) {
     EXPECT_EQ(f.dg.Get({0, 0, h}), 0);
     for (int64_t c = 0; c < 12; ++c) EXPECT_EQ(f.da.Get({0, 0, h, c}), 0);
@@ -236,10 +152,7 @@ TEST(WallAttentionTest, ADecayOfMinusInfinityRemovesAChannel) {
       for (int64_t h = 0; h < 2; ++h) zero.k.Set({b, t, h, 3}, 0);
     }
   }
-  for (const Fixture* f : {&cut, &zero}) {
-    Forward(ctx, f->inputs(), {}, f->outputs());
-    Backward(ctx, f->backward(), {}, f->gradients());
-  }
+  for (const Fixture* f : {&cut, &zero}) form::RunBothPasses(ctx, *f);
   EXPECT_LT(Distance(cut.o.view().Slice(1, 70, 150), zero.o.view().Slice(1, 70, 150)), 1e-5);
   for (const Buffer* x : {&cut.dq, &cut.dk, &cut.dv, &cut.da, &cut.dg}) {
     for (const double element : Elements(x->view())) ASSERT_TRUE(std::isfinite(element));
@@ -254,47 +167,23 @@ TEST(WallAttentionTest, ADecayOfMinusInfinityRemovesAChannel) {
 TEST(WallAttentionTest, NoTokensWriteNothing) {
   Context ctx(1);
   const Fixture f(0);
-  Forward(ctx, f.inputs(), {}, f.outputs());
-  Backward(ctx, f.backward(), {}, f.gradients());
+  form::RunBothPasses(ctx, f);
 }
 
-TEST(WallAttentionTest, ExcludedTokensHaveNoResults) {
-  Context ctx(1);
-  const Fixture f(80);
-  const Buffer lengths(DType::kI64, {2}), starts(DType::kI64, {2});
-  lengths.as<int64_t>()[0] = 70;
-  lengths.as<int64_t>()[1] = 0;
-  starts.as<int64_t>()[0] = 3;
-  starts.as<int64_t>()[1] = 0;
-  const Options options = {.lengths = lengths.view(), .starts = starts.view()};
-  Forward(ctx, f.inputs(), options, f.outputs());
-  Backward(ctx, f.backward(), options, f.gradients());
-  for (const int64_t t : {0, 2, 70, 79}) {
-    EXPECT_EQ(f.o.Get({0, t, 1, 1}), 0);
-    EXPECT_EQ(f.lse.Get({0, 1, t}), -kInfinity);
-    EXPECT_EQ(f.dk.Get({0, t, 1, 1}), 0);
-    EXPECT_EQ(f.dg.Get({0, t, 1}), 0);
-  }
-  EXPECT_NE(f.o.Get({0, 3, 1, 1}), 0);
-  for (const double x : Elements(f.o.view().Slice(0, 1, 2))) EXPECT_EQ(x, 0);
-}
+TEST(WallAttentionTest, ExcludedTokensHaveNoResults) { form::ExpectExcludedTokensHaveNoResults<Fixture, Options>(); }
 
 TEST(WallAttentionTest, APositiveGateIsRefusedOnlyWhereValuesAreChecked) {
+  form::ExpectAPositiveGateIsRefusedOnlyWhereValuesAreChecked<Fixture>();
   Context ctx(1), checks(1);
   checks.set_checks(true);
   const Fixture f(9);
-  f.g.Set({1, 3, 2}, 0.5);
-  Forward(ctx, f.inputs(), {}, f.outputs());
-  EXPECT_TRUE(std::isfinite(f.lse.Get({1, 2, 8})));
-  EXPECT_THAT([&] { Forward(checks, f.inputs(), {}, f.outputs()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("log_forget has an element 0.5, expected <= 0 everywhere")));
   f.a.Set({1, 3, 2, 5}, 0.25);
   Forward(ctx, f.inputs(), {}, f.outputs());
   EXPECT_TRUE(std::isfinite(f.lse.Get({1, 2, 8})));
   EXPECT_THAT([&] { Forward(checks, f.inputs(), {}, f.outputs()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("log_decay has an element 0.25, expected <= 0 everywhere")));
+              Refuses("log_decay has an element 0.25, expected <= 0 everywhere"));
   EXPECT_THAT([&] { TransformKeys(checks, {f.a.view()}, f.q.view()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("log_decay has an element 0.25, expected <= 0 everywhere")));
+              Refuses("log_decay has an element 0.25, expected <= 0 everywhere"));
 }
 
 TEST(WallAttentionTest, KeysThatDecayedByAllTokensAreTheReferences) {
@@ -313,99 +202,49 @@ TEST(WallAttentionTest, KeysThatDecayedByAllTokensAreTheReferences) {
     }
   }
   const Fixture f(50);
-  EXPECT_THAT(
-      [&] { TransformKeys(ctx, {f.a.view()}, f.q.view().Slice(1, 0, 49)); },
-      ThrowsMessage<InvalidArgument>(HasSubstr("keys has shape [2,49,4,12], expected [2, at least 50, 4, 12]")));
+  EXPECT_THAT([&] { TransformKeys(ctx, {f.a.view()}, f.q.view().Slice(1, 0, 49)); },
+              Refuses("keys has shape [2,49,4,12], expected [2, at least 50, 4, 12]"));
   EXPECT_THAT([&] { TransformKeys(ctx, {f.a.view()}, f.k.view()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("keys has shape [2,50,2,12], expected [2,50,4,12]")));
+              Refuses("keys has shape [2,50,2,12], expected [2,50,4,12]"));
   EXPECT_THAT([&] { TransformKeys(ctx, {f.g.view()}, f.q.view()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("log_decay has shape [2,50,4], expected [B, N, Hg, D]")));
-  EXPECT_THAT([&] { TransformKeys(ctx, {f.a.view()}, f.a.view()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("keys overlaps log_decay")));
+              Refuses("log_decay has shape [2,50,4], expected [B, N, Hg, D]"));
+  EXPECT_THAT([&] { TransformKeys(ctx, {f.a.view()}, f.a.view()); }, Refuses("keys overlaps log_decay"));
 }
 
 TEST(WallAttentionTest, WorkspaceIsWhatThePassesReserve) {
   for (const DType dtype : {DType::kF32, DType::kF64}) {
     const Fixture f(200, dtype);
-    for (const int threads : {1, 3}) {
-      Context forward(threads), backward(threads);
-      Forward(forward, f.inputs(), {}, f.outputs());
-      EXPECT_EQ(ReservedBytes(forward), Workspace(forward, f.inputs(), {}));
-      EXPECT_EQ(ReservedBytes(forward), Explain(forward, f.inputs(), {}).workspace_bytes);
-      Backward(backward, f.backward(), {}, f.gradients());
-      EXPECT_EQ(ReservedBytes(backward), BackwardWorkspace(backward, f.inputs(), {}));
-    }
+    form::ExpectWorkspaceIsReserved(f.backward(), Options(), f.outputs(), f.gradients());
   }
 }
 
 TEST(WallAttentionTest, ExplainNeedsShapesAlone) {
   const Context ctx(1);
-  const auto shape = [](std::initializer_list<int64_t> sizes, DType dtype = DType::kF32) {
-    return ConstTensorView(nullptr, dtype, sizes);
-  };
-  Inputs in = {.q = shape({2, 200, 4, 12}),
-               .k = shape({2, 200, 2, 12}),
-               .v = shape({2, 200, 2, 10}),
-               .log_decay = shape({2, 200, 4, 12})};
+  Inputs in = form::ShapesOf(Fixture(200).inputs());
+  in.log_forget = {};
   const Explanation e = Explain(ctx, in, {});
   EXPECT_EQ(e.kernel, "wall_blocks");
   EXPECT_EQ(e.flops, 2 * 4 * 200 * 201 / 2 * (2 * (12 + 10)));
   EXPECT_EQ(e.visited_pairs, 2 * 4 * (64 * (64 + 128 + 192) + 8 * 200));
   EXPECT_EQ(e.bytes, 4 * 2 * 200 * (2 * 4 * 12 + 4 * 10 + 2 * (12 + 10)));
   Options options;
-  options.cu_seqlens = shape({5}, DType::kI32);  // without numbers, sequences of one length
-  for (ConstTensorView* t : {&in.q, &in.k, &in.v, &in.log_decay}) *t = t->Slice(0, 0, 1);
+  options.cu_seqlens = ConstTensorView(nullptr, DType::kI32, {5});  // without numbers, sequences of one length
+  in = form::ShapesOf(Fixture(200).inputs(Tokens{0, 200, 1}));
   EXPECT_EQ(Explain(ctx, in, options).flops, 4 * 4 * 50 * 51 / 2 * (2 * (12 + 10)));
-  in.log_decay = shape({2, 200, 3, 12});
-  EXPECT_THAT([&] { Workspace(ctx, in, {}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("wall_attention::Workspace: log_decay has 3 heads")));
+  in.log_decay = ConstTensorView(nullptr, DType::kF32, {2, 200, 3, 12});
+  EXPECT_THAT([&] { Workspace(ctx, in, {}); }, Refuses("wall_attention::Workspace: log_decay has 3 heads"));
 }
 
 TEST(WallAttentionTest, ErrorsNameTheArgumentAndWriteNothing) {
   const Fixture f(9);
-  Context ctx(1);
-  const auto forward = [&](const std::function<void(Inputs&, Options&)>& change, const std::string& message) {
-    Inputs in = f.inputs();
-    Options options;
-    change(in, options);
-    EXPECT_THAT([&] { Forward(ctx, in, options, f.outputs()); }, ThrowsMessage<InvalidArgument>(HasSubstr(message)));
-    EXPECT_TRUE(std::isnan(f.o.Get({0, 0, 0, 0})));
-  };
-  forward([](auto& in, auto&) { in.q = {}; }, "wall_attention::Forward: q is absent");
+  form::ExpectErrorsOfGatedAttention<Options>("wall_attention", f);
+  const auto forward = form::ForwardRefuses<Options>(f);
   forward([](auto& in, auto&) { in.log_decay = {}; }, "log_decay is absent");
-  forward([](auto& in, auto&) { in.k = in.k.Slice(1, 0, 8); }, "k has shape [2,8,2,12], expected [2,9,2,12]");
-  forward([](auto& in, auto&) { in.v = in.v.Slice(2, 0, 1); }, "v has shape [2,9,1,10], expected [2,9,2,10]");
   forward([](auto& in, auto&) { in.log_decay = in.log_decay.Slice(3, 0, 4); },
           "log_decay has shape [2,9,4,4], expected [2,9,4,12]");
   forward([](auto& in, auto&) { in.log_decay = in.log_decay.Slice(2, 0, 3); },
           "log_decay has 3 heads, expected a multiple of the 2 of k that divides the 4 of q");
   forward([](auto& in, auto&) { in.log_decay = in.log_forget; }, "log_decay has shape [2,9,4], expected [B, T, Hg, D]");
-  forward([](auto& in, auto&) { in.q = in.q.Slice(2, 0, 3); }, "q has 3 heads, expected a multiple of the 2 of k");
-  forward([](auto& in, auto&) { in.k = in.k.Slice(2, 0, 0); }, "expected at least one head");
-  forward([](auto& in, auto&) { in.v = in.v.Slice(3, 0, 0); }, "expected at least one channel");
-  forward([](auto& in, auto&) { in.log_forget = in.log_forget.Slice(2, 0, 2); },
-          "log_forget has shape [2,9,2], expected [2,9,4]");
-  forward([](auto&, auto& options) { options.scale = kInfinity; }, "scale is inf, expected a finite number");
-  const Fixture other(9, DType::kF64);
-  forward([&](auto& in, auto&) { in.k = other.k.view(); }, "k has dtype f64, expected f32");
-  forward([&](auto& in, auto&) { in.q = f.o.view(); }, "k has shape");
-  EXPECT_THAT([&] { Forward(ctx, f.inputs(), {}, {f.d_o.view(), f.d_o.view()}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("lse has shape")));
-  BackwardInputs in = f.backward();
-  in.lse = {};
-  EXPECT_THAT([&] { Backward(ctx, in, {}, f.gradients()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("lse is absent")));
-  in = f.backward();
-  in.o = f.q.view();
-  EXPECT_THAT([&] { Backward(ctx, in, {}, f.gradients()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("o has shape [2,9,4,12], expected [2,9,4,10]")));
-  in = f.backward();
-  in.log_forget = {};
-  EXPECT_THAT([&] { Backward(ctx, in, {}, f.gradients()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("dlog_forget is asked for, expected none")));
-  EXPECT_THAT([&] { Backward(ctx, f.backward(), {}, {.dv = f.v.view()}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("dv overlaps v")));
-  EXPECT_TRUE(std::isnan(f.dq.Get({0, 0, 0, 0})));
 }
 
 }  // namespace

@@ -179,7 +179,7 @@ TEST(LogLinearAttentionTest, ExplainNeedsShapesAlone) {
 TEST(LogLinearAttentionTest, ErrorsNameTheArgumentAndWriteNothing) {
   const Fixture f(9);
   const Buffer positions = Integers({5, 5}), far = Integers({510, 510}), narrow(DType::kF32, {2});
-  const auto forward = form::ForwardOf<Options>(f);
+  const auto forward = form::ForwardRefuses<Options>(f);
   const Buffer initial(DType::kF32, f.state.view().sizes());
   forward([](auto& in, auto&) { in.q = {}; }, "log_linear_attention::Forward: q is absent");
   forward([](auto& in, auto&) { in.v = in.v.Slice(2, 0, 3); }, "v has 3 heads, expected a multiple of the 2");
@@ -199,9 +199,10 @@ TEST(LogLinearAttentionTest, ErrorsNameTheArgumentAndWriteNothing) {
         options.positions = far.view();
       },
       "level_scales has 10 levels, expected enough for 519 tokens");
-  form::ExpectBackwardRefuses(f.backward(), Gradients{.dinitial_state = f.state.view()},
-                              "dinitial_state is asked for, expected none");
-  form::ExpectBackwardRefuses(f.backward(), Gradients{.dv = f.v.view()}, "dv overlaps v");
+  const auto backward = form::BackwardRefuses(f);
+  backward([&](auto&, auto& gradients) { gradients.dinitial_state = f.state.view(); },
+           "dinitial_state is asked for, expected none");
+  backward([&](auto&, auto& gradients) { gradients.dv = f.v.view(); }, "dv overlaps v");
   Context ctx(1);
   EXPECT_THAT([&] { Step(ctx, f.inputs(), {}, {}, f.o.view()); }, Refuses("Step"));
   Inputs with_state = f.inputs();

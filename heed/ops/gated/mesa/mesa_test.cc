@@ -174,7 +174,7 @@ TEST(MesaTest, ExplainNeedsShapesAlone) {
 
 TEST(MesaTest, ErrorsNameTheArgumentAndWriteNothing) {
   const Fixture f(9);
-  const auto forward = form::ForwardOf<Options>(f);
+  const auto forward = form::ForwardRefuses<Options>(f);
   forward([](auto& in, auto&) { in.q = {}; }, "mesa::Forward: q is absent");
   forward([](auto& in, auto&) { in.k = in.k.Slice(1, 0, 8); }, "k has shape [2,8,2,12], expected [2,9,2,12]");
   forward([](auto& in, auto&) { in.v = in.v.Slice(2, 0, 1); }, "v has shape [2,9,1,10], expected [2,9,2,10]");
@@ -186,12 +186,11 @@ TEST(MesaTest, ErrorsNameTheArgumentAndWriteNothing) {
   forward([](auto&, auto& options) { options.eps = std::nan(""); }, "eps is nan, expected a finite number >= 0");
   forward([&](auto& in, auto&) { in.initial_state = f.state.view().Slice(3, 0, 12); }, "initial_state has shape");
   forward([&](auto& in, auto&) { in.initial_state = f.state.view(); }, "final_state overlaps initial_state");
-  BackwardInputs in = f.backward();
-  form::ExpectBackwardRefuses(in, Gradients{.dinitial_state = f.state.view()},
-                              "dinitial_state is asked for, expected none");
-  form::ExpectBackwardRefuses(in, Gradients{.dv = f.v.view()}, "dv overlaps v");
-  in.solution = f.o.view();
-  form::ExpectBackwardRefuses(in, f.gradients(), "solution has shape [2,9,2,10], expected [2,9,2,12]");
+  const auto backward = form::BackwardRefuses(f);
+  backward([&](auto&, auto& gradients) { gradients.dinitial_state = f.state.view(); },
+           "dinitial_state is asked for, expected none");
+  backward([&](auto&, auto& gradients) { gradients.dv = f.v.view(); }, "dv overlaps v");
+  backward([&](auto& in, auto&) { in.solution = f.o.view(); }, "solution has shape [2,9,2,10], expected [2,9,2,12]");
   Context ctx(1);
   Inputs with_state = f.inputs();
   with_state.initial_state = f.state.view();
