@@ -1,13 +1,9 @@
 // heed.titans, its gradients and its step, and the functions behind PyTorch's operators.
 #include "heed/ops/delta/titans/titans.h"
 
-#include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <string>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "docstrings/titans.h"
@@ -26,7 +22,6 @@ struct Call : OperationCall<BackwardInputs, Options, Outputs, Gradients> {
   bool return_state = false;
 };
 using Word = Keyword<Call>;
-using Words = std::vector<Word>;
 
 constexpr Differentiable<Call> kTensors[] = {
     Rows<Call, &BackwardInputs::q, &Gradients::dq>("q", "dq"),
@@ -39,8 +34,6 @@ constexpr Differentiable<Call> kTensors[] = {
     InPlace<Call, &BackwardInputs::eta, &Gradients::deta>("eta", "deta"),
     InPlace<Call, &BackwardInputs::initial_state, &Gradients::dinitial_state>("initial_state", "dinitial_state", true)};
 constexpr auto kInputs = InputsOf(kTensors), kGradients = GradientsOf(kTensors);
-constexpr Word kGradientOfO[] = {{"do", false, &ReadRows<Call, &BackwardInputs::d_o>}};
-constexpr Word kState[] = {{"state", false, &WriteState<Call>}};
 // The last input is a keyword, at another place of a call.
 constexpr std::span<const Word> kAll = kInputs, kRequired = kAll.first(8), kInitialState = kAll.last(1);
 constexpr Word kOptions[] = {
@@ -49,100 +42,26 @@ constexpr Word kOptions[] = {
     {"eps", false, &ReadOption<Call, &Options::eps>},
     {"scale", false, &ReadOption<Call, &Options::scale>},
     {"positions", true, &ReadInts<Call, &Options::positions>}};
-constexpr Word kTokens[] = {{"lengths", true, &ReadInts<Call, &Options::lengths>},
-                            {"starts", true, &ReadInts<Call, &Options::starts>},
-                            {"cu_seqlens", true, &ReadInts<Call, &Options::cu_seqlens>}};
 constexpr Word kReturns[] = {{"return_state", false, &ReadFlag<Call, &Call::return_state>}};
-constexpr Word kGradientOfState[] = {{"dstate", true, &ReadTensor<Call, &BackwardInputs::d_final_state>}};
-constexpr Word kThreads[] = {{"threads", true, &ReadThreads<Call>}};
-constexpr Word kTorchResults[] = {{"o", false, &WriteResult<Call, &Outputs::o>},
-                                  {"state", true, &WriteResult<Call, &Outputs::final_state>}};
-constexpr Word kTorchIncoming[] = {
-    {"the gradient of o", false, &ReadRows<Call, &BackwardInputs::d_o>},
-    {"the gradient of the state", true, &ReadTensor<Call, &BackwardInputs::d_final_state>}};
 
-// Reads a call; what determines the shapes of results is present afterwards, with its rank.
-void ReadCall(const char* op, const Words& words, size_t num_positional, int rank, PyObject* args, PyObject* kwargs,
-              Call& call) {
-  Read<Call>(op, words, num_positional, args, kwargs, call);
-  const std::string tokens = rank == 4 ? "T, " : "";
-  for (const auto& [name, x, axes] :
-       {std::tuple{"q", call.in.q, "H, K]"}, {"k", call.in.k, "H, K]"}, {"v", call.in.v, "H, V]"}}) {
-    if (!x.present()) FailMissing(op, name);
-    if (x.rank() != rank) Fail(op, name, "has shape " + x.ShapeString(), "[B, " + tokens + axes);
-  }
-  for (const auto& [name, x] : {std::pair{"weight", call.in.weight},
-                                {"bias", call.in.bias},
-                                {"theta", call.in.theta},
-                                {"alpha", call.in.alpha},
-                                {"eta", call.in.eta}}) {
-    if (!x.present()) FailMissing(op, name);
-  }
+void Check(const char* op, Pass pass, const Call& call) {
+  CheckNeeded(op, pass,
+              {{"q", call.in.q, "[B, T, H, K]"},
+               {"k", call.in.k, "[B, T, H, K]"},
+               {"v", call.in.v, "[B, T, H, V]"},
+               {"weight", call.in.weight},
+               {"bias", call.in.bias},
+               {"theta", call.in.theta},
+               {"alpha", call.in.alpha},
+               {"eta", call.in.eta}});
+  if (pass == Pass::kBackward) CheckNeeded(op, pass, {{"do", call.in.d_o}});
+  if (pass == Pass::kStep) CheckNeeded(op, pass, {{"state", call.state}});
 }
 
-const Words& ForwardWords() {
-  static const Words words = Joined<Call>({kRequired, kOptions, kInitialState, kTokens, kReturns, kThreads});
-  return words;
-}
-
-nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
-  Call call;
-  ReadCall(kOp, ForwardWords(), 8, 4, args.ptr(), kwargs.ptr(), call);
-  const BackwardInputs& in = call.in;
-  const DType wide = in.q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
-  NewArray o(kOp, in.q.dtype(), in.q.sizes());
-  Context& ctx = ThreadContext(call.num_threads);
-  if (!call.return_state) {
-    Compute(kOp, [&] { Forward(ctx, in, call.options, {o.view, {}}); });
-    return o.array;
-  }
-  const ConstTensorView& bounds = call.options.cu_seqlens;
-  const int64_t sequences = bounds.present() && bounds.rank() == 1 ? bounds.size(0) - 1 : in.q.size(0);
-  const std::vector<int64_t> of_state = {std::max<int64_t>(sequences, 0), in.q.size(2), 3, in.q.size(3), in.q.size(3)};
-  NewArray state(kOp, wide, of_state);
-  Compute(kOp, [&] { Forward(ctx, in, call.options, {o.view, state.view}); });
-  return nb::make_tuple(o.array, state.array);
-}
-
-nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words =
-      Joined<Call>({kGradientOfO, kRequired, kOptions, kInitialState, kTokens, kGradientOfState, kThreads});
-  Call call;
-  ReadCall(kBackwardOp, words, 9, 4, args.ptr(), kwargs.ptr(), call);
-  if (!call.in.d_o.present()) FailMissing(kBackwardOp, "do");
-  return NewGradients<Call>(kBackwardOp, type, kTensors, call,
-                            [&](Context& ctx) { Backward(ctx, call.in, call.options, call.gradients); });
-}
-
-nb::object RunStep(const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words = Joined<Call>({kRequired, kState, kOptions, kThreads});
-  Call call;
-  ReadCall(kStepOp, words, 9, 3, args.ptr(), kwargs.ptr(), call);
-  if (!call.state.present()) FailMissing(kStepOp, "state");
-  NewArray o(kStepOp, call.in.q.dtype(), call.in.q.sizes());
-  Context& ctx = ThreadContext(call.num_threads);
-  Compute(kStepOp, [&] { Step(ctx, call.in, call.options, call.state, o.view); });
-  return o.array;
-}
-
-void RunTorch(const nb::args& args) {
-  static const Words words = Joined<Call>({kRequired, kTorchResults, kOptions, kInitialState, kTokens, kThreads});
-  RunForTorch<Call>(Caller::kTorch, kOp, words, args,
-                    [](Context& ctx, Call& call) { Forward(ctx, call.in, call.options, call.out); });
-}
-
-void RunTorchBackward(const nb::args& args) {
-  static const Words words =
-      Joined<Call>({kTorchIncoming, kRequired, kGradients, kOptions, kInitialState, kTokens, kThreads});
-  RunForTorch<Call>(Caller::kTorch, kBackwardOp, words, args,
-                    [](Context& ctx, Call& call) { Backward(ctx, call.in, call.options, call.gradients); });
-}
-
-nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
-  Call call;
-  call.arrays.AllowShapes(dtype);
-  ReadCall(kOp, ForwardWords(), 8, 4, nullptr, kwargs, call);
-  return Explained(kOp, num_threads, call, &Explain);
+nb::object RunForward(Call& call) {
+  const ConstTensorView &q = call.in.q, &v = call.in.v;
+  const std::vector<int64_t> of_state = {NumSequences(call), q.size(2), 3, q.size(3), q.size(3)};
+  return ComputeOneOrTwo(kOp, call, v.sizes(), call.return_state, of_state);
 }
 
 constexpr char kInPython[] = R"(
@@ -217,35 +136,45 @@ constexpr Said kSaid[] = {{"mini_batch", "tokens whose gradients are those of on
 }  // namespace
 
 void Bind(nb::module_& m) {
-  constexpr char kInputs[] =
+  constexpr char kArrays[] =
       "q: Array, k: Array, v: Array, weight: Array, bias: Array, theta: Array, "
       "alpha: Array, eta: Array, ";
-  constexpr char kOptions[] =
+  constexpr char kKeywords[] =
       "*, mini_batch: int = 16, eps: float = 1e-06, scale: float = 1.0, positions: Ints | None = None, ";
   constexpr char kTokens[] =
       "initial_state: Array | None = None, lengths: Ints | None = None, starts: Ints | None = None, "
       "cu_seqlens: Ints | None = None, ";
   static const std::string forward =
-      JoinedText({"def titans(", kInputs, kOptions, kTokens,
+      JoinedText({"def titans(", kArrays, kKeywords, kTokens,
                   "return_state: bool = False, threads: int | None = None) -> Result | tuple[Result, Result]"});
   static const std::string backward =
-      JoinedText({"def titans_backward(do: Array, ", kInputs, kOptions, kTokens,
+      JoinedText({"def titans_backward(do: Array, ", kArrays, kKeywords, kTokens,
                   "dstate: Array | None = None, threads: int | None = None) -> TitansGradients"});
-  static const std::string step =
-      JoinedText({"def titans_step(", kInputs, "state: OutArray, ", kOptions, "threads: int | None = None) -> Result"});
-  m.def(kOp, &RunForward, nb::sig(forward.c_str()),
-        Docstring(doc::kForward, forward, {kSaid, doc::kTitansFields}, kInPython).c_str());
-  const nb::object gradients = GradientsType<Call>(m, "TitansGradients", kBackwardOp, kGradients);
-  m.def(
+  static const std::string step = JoinedText(
+      {"def titans_step(", kArrays, "state: OutArray, ", kKeywords, "threads: int | None = None) -> Result"});
+  const Function<Call> compute = {
+      kOp, Pass::kForward,
+      Joined<Call>({kRequired, kOptions, kInitialState, kSequences<Call>, kReturns, kThreads<Call>}), kRequired.size(),
+      &Check};
+  compute.Bind(m, forward, Docstring(doc::kForward, forward, {kSaid, doc::kTitansFields}, kInPython), &RunForward);
+  BindExplain(compute);
+  BindBackward<Call>(m,
+                     {kBackwardOp, Pass::kBackward,
+                      Joined<Call>({kGradientOfO<Call>, kRequired, kOptions, kInitialState, kSequences<Call>,
+                                    kGradientOfState<Call>, kThreads<Call>}),
+                      kRequired.size() + 1, &Check},
+                     "TitansGradients", kTensors, backward,
+                     Docstring(doc::kBackward, backward, {kSaid, doc::kTitansFields}, kBackwardInPython));
+  BindStep<Call>(m,
+                 {kStepOp, Pass::kStep, Joined<Call>({kRequired, kState<Call>, kOptions, kThreads<Call>}),
+                  kRequired.size() + 1, &Check},
+                 step, Docstring(doc::kStep, step, {kSaid, doc::kTitansFields}, kStepInPython));
+  BindTorch<Call>(
+      m, kOp,
+      Joined<Call>({kRequired, kTorchRowsAndState<Call>, kOptions, kInitialState, kSequences<Call>, kThreads<Call>}),
       kBackwardOp,
-      [gradients](const nb::args& args, const nb::kwargs& kwargs) { return RunBackward(gradients, args, kwargs); },
-      nb::sig(backward.c_str()),
-      Docstring(doc::kBackward, backward, {kSaid, doc::kTitansFields}, kBackwardInPython).c_str());
-  m.def(kStepOp, &RunStep, nb::sig(step.c_str()),
-        Docstring(doc::kStep, step, {kSaid, doc::kTitansFields}, kStepInPython).c_str());
-  m.def("_torch_titans", &RunTorch);
-  m.def("_torch_titans_backward", &RunTorchBackward);
-  RegisterExplain(kOp, &RunExplain);
+      Joined<Call>({kTorchGradientsOfRowsAndState<Call>, kRequired, kGradients, kOptions, kInitialState,
+                    kSequences<Call>, kThreads<Call>}));
 }
 
 }  // namespace heed::titans

@@ -1,9 +1,6 @@
 // heed.attention_residual and heed.attention_residual_backward, and the functions behind PyTorch's operators.
 #include "heed/ops/exact/attention_residual/attention_residual.h"
 
-#include <span>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "docstrings/attention_residual.h"
@@ -21,39 +18,28 @@ constexpr char kOp[] = "attention_residual", kBackwardOp[] = "attention_residual
 struct Call : OperationCall<BackwardInputs, Options, Outputs, Gradients> {
   bool return_weights = false;
 };
-using Words = std::vector<Keyword<Call>>;
 
 constexpr Differentiable<Call> kTensors[] = {
     InPlace<Call, &BackwardInputs::query, &Gradients::dquery>("query", "dquery"),
     Rows<Call, &BackwardInputs::residuals, &Gradients::dresiduals>("residuals", "dresiduals"),
     InPlace<Call, &BackwardInputs::weight, &Gradients::dweight>("weight", "dweight", true)};
 constexpr auto kInputs = InputsOf(kTensors), kGradients = GradientsOf(kTensors);
-constexpr Keyword<Call> kGradientOfO[] = {{"do", false, &ReadRows<Call, &BackwardInputs::d_o>}};
 constexpr Keyword<Call> kOptions[] = {{"eps", false, &ReadOption<Call, &Options::eps>},
                                       {"scale", false, &ReadOption<Call, &Options::scale>}};
 constexpr Keyword<Call> kReturnWeights[] = {{"return_weights", false, &ReadFlag<Call, &Call::return_weights>}};
-constexpr Keyword<Call> kThreads[] = {{"threads", true, &ReadThreads<Call>}};
 constexpr Keyword<Call> kTorchIncoming[] = {{"the gradient of o", false, &ReadRows<Call, &BackwardInputs::d_o>}};
 constexpr Keyword<Call> kTorchResults[] = {{"o", false, &WriteResult<Call, &Outputs::o>},
                                            {"weights", true, &WriteResult<Call, &Outputs::weights>}};
 
-void ReadCall(const char* op, const Words& words, size_t num_positional, PyObject* args, PyObject* kwargs, Call& call) {
-  Read<Call>(op, words, num_positional, args, kwargs, call);
-  if (!call.in.query.present()) FailMissing(op, "query");
-  if (!call.in.residuals.present()) FailMissing(op, "residuals");
-  // The sizes of results follow from its rank.
+void Check(const char* op, Pass pass, const Call& call) {
   const ConstTensorView& v = call.in.residuals;
+  CheckNeeded(op, pass, {{"query", call.in.query}, {"residuals", v}});
+  // The sizes of results follow from its rank.
   if (v.rank() < 3) Fail(op, "residuals", "has shape " + v.ShapeString(), "[L, ..., D] with 1 to 4 axes of tokens");
+  if (pass == Pass::kBackward) CheckNeeded(op, pass, {{"do", call.in.d_o}});
 }
 
-const Words& ForwardWords() {
-  static const Words words = Joined<Call>({kInputs, kOptions, kReturnWeights, kThreads});
-  return words;
-}
-
-nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
-  Call call;
-  ReadCall(kOp, ForwardWords(), 3, args.ptr(), kwargs.ptr(), call);
+nb::object RunForward(Call& call) {
   const ConstTensorView& v = call.in.residuals;
   const std::vector<int64_t> sizes(v.sizes().begin(), v.sizes().end());
   NewArray o(kOp, v.dtype(), std::vector<int64_t>(sizes.begin() + 1, sizes.end()));
@@ -62,38 +48,9 @@ nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
     Compute(kOp, [&] { Forward(ctx, call.in, call.options, {o.view, {}}); });
     return o.array;
   }
-  NewArray weights(kOp, v.dtype() == DType::kF64 ? DType::kF64 : DType::kF32,
-                   std::vector<int64_t>(sizes.begin(), sizes.end() - 1));
+  NewArray weights(kOp, WideDType(v), std::vector<int64_t>(sizes.begin(), sizes.end() - 1));
   Compute(kOp, [&] { Forward(ctx, call.in, call.options, {o.view, weights.view}); });
   return nb::make_tuple(o.array, weights.array);
-}
-
-nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words = Joined<Call>({kGradientOfO, kInputs, kOptions, kThreads});
-  Call call;
-  ReadCall(kBackwardOp, words, 4, args.ptr(), kwargs.ptr(), call);
-  if (!call.in.d_o.present()) FailMissing(kBackwardOp, "do");
-  return NewGradients<Call>(kBackwardOp, type, kTensors, call,
-                            [&](Context& ctx) { Backward(ctx, call.in, call.options, call.gradients); });
-}
-
-void RunTorch(const nb::args& args) {
-  static const Words words = Joined<Call>({kInputs, kTorchResults, kOptions, kThreads});
-  RunForTorch<Call>(Caller::kTorch, kOp, words, args,
-                    [](Context& ctx, Call& call) { Forward(ctx, call.in, call.options, call.out); });
-}
-
-void RunTorchBackward(const nb::args& args) {
-  static const Words words = Joined<Call>({kTorchIncoming, kInputs, kGradients, kOptions, kThreads});
-  RunForTorch<Call>(Caller::kTorch, kBackwardOp, words, args,
-                    [](Context& ctx, Call& call) { Backward(ctx, call.in, call.options, call.gradients); });
-}
-
-nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
-  Call call;
-  call.arrays.AllowShapes(dtype);
-  ReadCall(kOp, ForwardWords(), 3, nullptr, kwargs, call);
-  return Explained(kOp, num_threads, call, &Explain);
 }
 
 constexpr char kInPython[] = R"(
@@ -134,17 +91,18 @@ void Bind(nb::module_& m) {
   static const char backward[] =
       "def attention_residual_backward(do: Array, query: Array, residuals: Array, weight: Array | None = None, *, "
       "eps: float = 1e-06, scale: float = 1.0, threads: int | None = None) -> AttentionResidualGradients";
-  m.def(kOp, &RunForward, nb::sig(forward),
-        Docstring(doc::kForward, forward, {kSaid, doc::kAttentionResidualFields}, kInPython).c_str());
-  const nb::object gradients = GradientsType<Call>(m, "AttentionResidualGradients", kBackwardOp, kGradients);
-  m.def(
-      kBackwardOp,
-      [gradients](const nb::args& args, const nb::kwargs& kwargs) { return RunBackward(gradients, args, kwargs); },
-      nb::sig(backward),
-      Docstring(doc::kBackward, backward, {kSaid, doc::kAttentionResidualFields}, kBackwardInPython).c_str());
-  m.def("_torch_attention_residual", &RunTorch);
-  m.def("_torch_attention_residual_backward", &RunTorchBackward);
-  RegisterExplain(kOp, &RunExplain);
+  const Function<Call> compute = {kOp, Pass::kForward,
+                                  Joined<Call>({kInputs, kOptions, kReturnWeights, kThreads<Call>}), 3, &Check};
+  compute.Bind(m, forward, Docstring(doc::kForward, forward, {kSaid, doc::kAttentionResidualFields}, kInPython),
+               &RunForward);
+  BindExplain(compute);
+  BindBackward<Call>(
+      m,
+      {kBackwardOp, Pass::kBackward, Joined<Call>({kGradientOfO<Call>, kInputs, kOptions, kThreads<Call>}), 4, &Check},
+      "AttentionResidualGradients", kTensors, backward,
+      Docstring(doc::kBackward, backward, {kSaid, doc::kAttentionResidualFields}, kBackwardInPython));
+  BindTorch<Call>(m, kOp, Joined<Call>({kInputs, kTorchResults, kOptions, kThreads<Call>}), kBackwardOp,
+                  Joined<Call>({kTorchIncoming, kInputs, kGradients, kOptions, kThreads<Call>}));
 }
 
 }  // namespace heed::attention_residual

@@ -4,8 +4,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "docstrings/deltaformer.h"
@@ -24,7 +22,6 @@ struct Call : OperationCall<BackwardInputs, Options, Outputs, Gradients> {
   bool return_u = false, return_lse = false;
 };
 using Word = Keyword<Call>;
-using Words = std::vector<Word>;
 
 constexpr Differentiable<Call> kTensors[] = {
     Rows<Call, &BackwardInputs::q, &Gradients::dq>("q", "dq"),
@@ -34,19 +31,12 @@ constexpr Differentiable<Call> kTensors[] = {
     Rows<Call, &BackwardInputs::w, &Gradients::dw>("w", "dw", true)};
 constexpr auto kInputs = InputsOf(kTensors), kGradients = GradientsOf(kTensors);
 constexpr std::span<const Word> kAll = kInputs, kRequired = kAll.first(3), kOptional = kAll.subspan(3);
-constexpr Word kGradientOfO[] = {{"do", false, &ReadRows<Call, &BackwardInputs::d_o>}};
 constexpr Word kResults[] = {{"o", false, &ReadRows<Call, &BackwardInputs::o>},
                              {"u", false, &ReadRows<Call, &BackwardInputs::u>},
                              {"lse", false, &ReadTensor<Call, &BackwardInputs::lse>}};
-constexpr Word kOtherGradients[] = {{"du", true, &ReadRows<Call, &BackwardInputs::d_u>},
-                                    {"dlse", true, &ReadTensor<Call, &BackwardInputs::d_lse>}};
-constexpr Word kOptions[] = {{"scale", true, &ReadOption<Call, &Options::scale>},
-                             {"lengths", true, &ReadInts<Call, &Options::lengths>},
-                             {"starts", true, &ReadInts<Call, &Options::starts>},
-                             {"cu_seqlens", true, &ReadInts<Call, &Options::cu_seqlens>}};
+constexpr Word kGradientOfU[] = {{"du", true, &ReadRows<Call, &BackwardInputs::d_u>}};
 constexpr Word kReturns[] = {{"return_u", false, &ReadFlag<Call, &Call::return_u>},
                              {"return_lse", false, &ReadFlag<Call, &Call::return_lse>}};
-constexpr Word kThreads[] = {{"threads", true, &ReadThreads<Call>}};
 constexpr Word kTorchResults[] = {{"o", false, &WriteResult<Call, &Outputs::o>},
                                   {"u", false, &WriteResult<Call, &Outputs::u>},
                                   {"lse", true, &WriteResult<Call, &Outputs::lse>}};
@@ -54,34 +44,22 @@ constexpr Word kTorchIncoming[] = {{"the gradient of o", false, &ReadRows<Call, 
                                    {"the gradient of u", true, &ReadRows<Call, &BackwardInputs::d_u>},
                                    {"the gradient of lse", true, &ReadTensor<Call, &BackwardInputs::d_lse>}};
 
-// Checks that an array which determines the shapes of results is present and has 4 axes.
-void CheckRank(const char* op, const char* name, const ConstTensorView& x, const char* axes) {
-  if (!x.present()) FailMissing(op, name);
-  if (x.rank() != 4) Fail(op, name, "has shape " + x.ShapeString(), axes);
+void Check(const char* op, Pass pass, const Call& call) {
+  CheckNeeded(
+      op, pass,
+      {{"q", call.in.q, "[B, T, H, D]"}, {"k", call.in.k, "[B, T, Hkv, D]"}, {"v", call.in.v, "[B, T, Hkv, Dv]"}});
+  if (pass == Pass::kBackward) {
+    CheckNeeded(op, pass, {{"do", call.in.d_o}, {"o", call.in.o}, {"u", call.in.u}, {"lse", call.in.lse}});
+  }
 }
 
-void ReadCall(const char* op, const Words& words, size_t num_positional, PyObject* args, PyObject* kwargs, Call& call) {
-  Read<Call>(op, words, num_positional, args, kwargs, call);
-  CheckRank(op, "q", call.in.q, "[B, T, H, D]");
-  CheckRank(op, "k", call.in.k, "[B, T, Hkv, D]");
-  CheckRank(op, "v", call.in.v, "[B, T, Hkv, Dv]");
-}
-
-const Words& ForwardWords() {
-  static const Words words = Joined<Call>({kInputs, kOptions, kReturns, kThreads});
-  return words;
-}
-
-nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
-  Call call;
-  ReadCall(kOp, ForwardWords(), 5, args.ptr(), kwargs.ptr(), call);
+nb::object RunForward(Call& call) {
   const ConstTensorView& q = call.in.q;
   const NewArray o(kOp, q.dtype(), std::vector<int64_t>{q.size(0), q.size(1), q.size(2), call.in.v.size(3)}),
       u(kOp, q.dtype(), call.in.v.sizes());
   std::optional<NewArray> lse;
   if (call.return_lse) {
-    lse.emplace(kOp, q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32,
-                std::vector<int64_t>{q.size(0), q.size(2), q.size(1)});
+    lse.emplace(kOp, WideDType(q), std::vector<int64_t>{q.size(0), q.size(2), q.size(1)});
   }
   Context& ctx = ThreadContext(call.num_threads);
   Compute(kOp, [&] { Forward(ctx, call.in, call.options, {o.view, u.view, lse ? lse->view : TensorView()}); });
@@ -92,70 +70,25 @@ nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
   return nb::len(results) == 1 ? o.array : nb::object(nb::tuple(results));
 }
 
-nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words =
-      Joined<Call>({kGradientOfO, kRequired, kResults, kOptional, kOtherGradients, kOptions, kThreads});
-  Call call;
-  ReadCall(kBackwardOp, words, 9, args.ptr(), kwargs.ptr(), call);
-  for (const auto& [name, x] :
-       {std::pair{"do", call.in.d_o}, {"o", call.in.o}, {"u", call.in.u}, {"lse", call.in.lse}}) {
-    if (!x.present()) FailMissing(kBackwardOp, name);
-  }
-  return NewGradients<Call>(kBackwardOp, type, kTensors, call,
-                            [&](Context& ctx) { Backward(ctx, call.in, call.options, call.gradients); });
-}
-
-void RunTorch(const nb::args& args) {
-  static const Words words = Joined<Call>({kInputs, kTorchResults, kOptions, kThreads});
-  RunForTorch<Call>(Caller::kTorch, kOp, words, args,
-                    [](Context& ctx, Call& call) { Forward(ctx, call.in, call.options, call.out); });
-}
-
-void RunTorchBackward(const nb::args& args) {
-  static const Words words = Joined<Call>({kTorchIncoming, kInputs, kResults, kGradients, kOptions, kThreads});
-  RunForTorch<Call>(Caller::kTorch, kBackwardOp, words, args,
-                    [](Context& ctx, Call& call) { Backward(ctx, call.in, call.options, call.gradients); });
-}
-
-// Computes the newest rows of u in place.
-struct ValueCall {
-  Arrays arrays;
-  ValueInputs in;
-  std::optional<double> scale;
-  TensorView u;
-  int num_threads = 0;
-};
-
-template <auto kField>
-void ReadValueRows(ValueCall& call, const Argument& a) {
-  call.in.*kField = call.arrays.Read(a, Kind::kFloat);
-}
+// Computes the newest rows of u in place: u is the state of this call.
+using ValueCall = OperationCall<ValueInputs, Options, Outputs, Gradients>;
 
 void RunValues(const nb::args& args, const nb::kwargs& kwargs) {
-  static const Keyword<ValueCall> words[] = {
-      {"u", false, [](ValueCall& call, const Argument& a) { call.u = call.arrays.Write(a, Kind::kFloat); }},
-      {"k", false, &ReadValueRows<&ValueInputs::k>},
-      {"v", false, &ReadValueRows<&ValueInputs::v>},
-      {"beta", true,
-       [](ValueCall& call, const Argument& a) { call.in.beta = call.arrays.ReadInPlace(a, Kind::kFloat); }},
-      {"w", true, &ReadValueRows<&ValueInputs::w>},
-      {"scale", true, [](ValueCall& call, const Argument& a) { call.scale = ToFinite(a); }},
-      {"threads", true,
-       [](ValueCall& call, const Argument& a) { call.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads)); }}};
+  static const Keyword<ValueCall> words[] = {{"u", false, &WriteState<ValueCall>},
+                                             {"k", false, &ReadRows<ValueCall, &ValueInputs::k>},
+                                             {"v", false, &ReadRows<ValueCall, &ValueInputs::v>},
+                                             {"beta", true, &ReadTensor<ValueCall, &ValueInputs::beta>},
+                                             {"w", true, &ReadRows<ValueCall, &ValueInputs::w>},
+                                             {"scale", true, &ReadOption<ValueCall, &Options::scale>},
+                                             {"threads", true, &ReadThreads<ValueCall>}};
   ValueCall call;
   Read<ValueCall>(kValuesOp, words, 5, args.ptr(), kwargs.ptr(), call);
-  CheckRank(kValuesOp, "u", call.u, "[B, Tk, Hkv, Dv]");
-  CheckRank(kValuesOp, "k", call.in.k, "[B, Tk, Hkv, D]");
-  CheckRank(kValuesOp, "v", call.in.v, "[B, N, Hkv, Dv]");
+  CheckNeeded(kValuesOp, Pass::kForward,
+              {{"u", call.state, "[B, Tk, Hkv, Dv]"},
+               {"k", call.in.k, "[B, Tk, Hkv, D]"},
+               {"v", call.in.v, "[B, N, Hkv, Dv]"}});
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(kValuesOp, [&] { Values(ctx, call.in, call.scale, call.u); });
-}
-
-nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
-  Call call;
-  call.arrays.AllowShapes(dtype);
-  ReadCall(kOp, ForwardWords(), 5, nullptr, kwargs, call);
-  return Explained(kOp, num_threads, call, &Explain);
+  Compute(kValuesOp, [&] { Values(ctx, call.in, call.options.scale, call.state); });
 }
 
 constexpr char kInPython[] = R"(
@@ -244,21 +177,25 @@ void Bind(nb::module_& m) {
       JoinedText({"def deltaformer_backward(do: Array, ", kArrays, "o: Array, u: Array, lse: Array, ", kOptionalArrays,
                   "du: Array | None = None, dlse: Array | None = None, ", kKeywords,
                   "threads: int | None = None) -> DeltaformerGradients"});
-  m.def(kOp, &RunForward, nb::sig(forward.c_str()),
-        Docstring(doc::kForward, forward, {kSaid, doc::kDeltaformerFields}, kInPython).c_str());
-  const nb::object gradients = GradientsType<Call>(m, "DeltaformerGradients", kBackwardOp, kGradients);
-  m.def(
-      kBackwardOp,
-      [gradients](const nb::args& args, const nb::kwargs& kwargs) { return RunBackward(gradients, args, kwargs); },
-      nb::sig(backward.c_str()),
-      Docstring(doc::kBackward, backward, {kSaid, doc::kDeltaformerFields}, kBackwardInPython).c_str());
+  const Function<Call> compute = {kOp, Pass::kForward,
+                                  Joined<Call>({kInputs, kScale<Call>, kSequences<Call>, kReturns, kThreads<Call>}), 5,
+                                  &Check};
+  compute.Bind(m, forward, Docstring(doc::kForward, forward, {kSaid, doc::kDeltaformerFields}, kInPython), &RunForward);
+  BindExplain(compute);
+  BindBackward<Call>(m,
+                     {kBackwardOp, Pass::kBackward,
+                      Joined<Call>({kGradientOfO<Call>, kRequired, kResults, kOptional, kGradientOfU,
+                                    kGradientOfLse<Call>, kScale<Call>, kSequences<Call>, kThreads<Call>}),
+                      9, &Check},
+                     "DeltaformerGradients", kTensors, backward,
+                     Docstring(doc::kBackward, backward, {kSaid, doc::kDeltaformerFields}, kBackwardInPython));
   static const char values[] =
       "def deltaformer_values(u: OutArray, k: Array, v: Array, beta: Array | None = None, w: Array | None = None, *, "
       "scale: float | None = None, threads: int | None = None) -> None";
   m.def(kValuesOp, &RunValues, nb::sig(values), Docstring(kValuesText, values, {kValuesSaid}, kValuesInPython).c_str());
-  m.def("_torch_deltaformer", &RunTorch);
-  m.def("_torch_deltaformer_backward", &RunTorchBackward);
-  RegisterExplain(kOp, &RunExplain);
+  BindTorch<Call>(
+      m, kOp, Joined<Call>({kInputs, kTorchResults, kScale<Call>, kSequences<Call>, kThreads<Call>}), kBackwardOp,
+      Joined<Call>({kTorchIncoming, kInputs, kResults, kGradients, kScale<Call>, kSequences<Call>, kThreads<Call>}));
 }
 
 }  // namespace heed::deltaformer

@@ -2,11 +2,7 @@
 #include "heed/ops/exact/parallax_attention/parallax_attention.h"
 
 #include <cstdint>
-#include <optional>
-#include <span>
 #include <string>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "docstrings/parallax_attention.h"
@@ -25,57 +21,40 @@ struct Call : OperationCall<BackwardInputs, Options, Outputs, Gradients> {
   bool return_means = false, return_lse = false;
 };
 using Word = Keyword<Call>;
-using Words = std::vector<Word>;
 
 constexpr Differentiable<Call> kTensors[] = {Rows<Call, &BackwardInputs::q, &Gradients::dq>("q", "dq"),
                                              Rows<Call, &BackwardInputs::r, &Gradients::dr>("r", "dr"),
                                              Rows<Call, &BackwardInputs::k, &Gradients::dk>("k", "dk"),
                                              Rows<Call, &BackwardInputs::v, &Gradients::dv>("v", "dv")};
 constexpr auto kInputs = InputsOf(kTensors), kGradients = GradientsOf(kTensors);
-constexpr Word kGradientOfO[] = {{"do", false, &ReadRows<Call, &BackwardInputs::d_o>}};
 constexpr Word kResults[] = {{"o", false, &ReadRows<Call, &BackwardInputs::o>},
                              {"m", false, &ReadRows<Call, &BackwardInputs::m>},
                              {"a", false, &ReadTensor<Call, &BackwardInputs::a>},
                              {"lse", false, &ReadTensor<Call, &BackwardInputs::lse>}};
-constexpr Word kGradientOfLse[] = {{"dlse", true, &ReadTensor<Call, &BackwardInputs::d_lse>}};
-constexpr Word kOptions[] = {
-    {"scale", true, &ReadOption<Call, &Options::scale>},
-    {"window", true, [](Call& call, const Argument& a) { call.options.window = ToInt(a, 1, INT64_MAX); }},
-    {"lengths", true, &ReadInts<Call, &Options::lengths>},
-    {"starts", true, &ReadInts<Call, &Options::starts>},
-    {"cu_seqlens", true, &ReadInts<Call, &Options::cu_seqlens>}};
+constexpr Word kWindow[] = {
+    {"window", true, [](Call& call, const Argument& a) { call.options.window = ToInt(a, 1, INT64_MAX); }}};
 constexpr Word kReturns[] = {{"return_means", false, &ReadFlag<Call, &Call::return_means>},
                              {"return_lse", false, &ReadFlag<Call, &Call::return_lse>}};
-constexpr Word kThreads[] = {{"threads", true, &ReadThreads<Call>}};
 constexpr Word kTorchResults[] = {{"o", false, &WriteResult<Call, &Outputs::o>},
                                   {"m", true, &WriteResult<Call, &Outputs::m>},
                                   {"a", true, &WriteResult<Call, &Outputs::a>},
                                   {"lse", true, &WriteResult<Call, &Outputs::lse>}};
-constexpr Word kTorchIncoming[] = {{"the gradient of o", false, &ReadRows<Call, &BackwardInputs::d_o>},
-                                   {"the gradient of lse", true, &ReadTensor<Call, &BackwardInputs::d_lse>}};
 
-// Reads a call; what determines the shapes of results is present afterwards, with its rank.
-void ReadCall(const char* op, const Words& words, size_t num_positional, PyObject* args, PyObject* kwargs, Call& call) {
-  Read<Call>(op, words, num_positional, args, kwargs, call);
-  for (const auto& [name, x, axes] : {std::tuple{"q", call.in.q, "[B, Tq, H, D]"},
-                                      {"k", call.in.k, "[B, Tk, Hkv, D]"},
-                                      {"v", call.in.v, "[B, Tk, Hkv, Dv]"}}) {
-    if (!x.present()) FailMissing(op, name);
-    if (x.rank() != 4) Fail(op, name, "has shape " + x.ShapeString(), axes);
+void Check(const char* op, Pass pass, const Call& call) {
+  CheckNeeded(op, pass,
+              {{"q", call.in.q, "[B, Tq, H, D]"},
+               {"k", call.in.k, "[B, Tk, Hkv, D]"},
+               {"v", call.in.v, "[B, Tk, Hkv, Dv]"},
+               {"r", call.in.r}});
+  if (pass == Pass::kBackward) {
+    CheckNeeded(op, pass,
+                {{"do", call.in.d_o}, {"o", call.in.o}, {"m", call.in.m}, {"a", call.in.a}, {"lse", call.in.lse}});
   }
-  if (!call.in.r.present()) FailMissing(op, "r");
 }
 
-const Words& ForwardWords() {
-  static const Words words = Joined<Call>({kInputs, kOptions, kReturns, kThreads});
-  return words;
-}
-
-nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
-  Call call;
-  ReadCall(kOp, ForwardWords(), 4, args.ptr(), kwargs.ptr(), call);
+nb::object RunForward(Call& call) {
   const ConstTensorView& q = call.in.q;
-  const DType wide = q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
+  const DType wide = WideDType(q);
   const std::vector<int64_t> rows = {q.size(0), q.size(1), q.size(2), call.in.v.size(3)},
                              sums = {q.size(0), q.size(2), q.size(1)};
   const NewArray o(kOp, q.dtype(), rows);
@@ -97,37 +76,6 @@ nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
   results.append(o.array);
   for (const NewArray& x : others) results.append(x.array);
   return nb::tuple(results);
-}
-
-nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words = Joined<Call>({kGradientOfO, kInputs, kResults, kGradientOfLse, kOptions, kThreads});
-  Call call;
-  ReadCall(kBackwardOp, words, 9, args.ptr(), kwargs.ptr(), call);
-  for (const auto& [name, x] :
-       {std::pair{"do", call.in.d_o}, {"o", call.in.o}, {"m", call.in.m}, {"a", call.in.a}, {"lse", call.in.lse}}) {
-    if (!x.present()) FailMissing(kBackwardOp, name);
-  }
-  return NewGradients<Call>(kBackwardOp, type, kTensors, call,
-                            [&](Context& ctx) { Backward(ctx, call.in, call.options, call.gradients); });
-}
-
-void RunTorch(const nb::args& args) {
-  static const Words words = Joined<Call>({kInputs, kTorchResults, kOptions, kThreads});
-  RunForTorch<Call>(Caller::kTorch, kOp, words, args,
-                    [](Context& ctx, Call& call) { Forward(ctx, call.in, call.options, call.out); });
-}
-
-void RunTorchBackward(const nb::args& args) {
-  static const Words words = Joined<Call>({kTorchIncoming, kInputs, kResults, kGradients, kOptions, kThreads});
-  RunForTorch<Call>(Caller::kTorch, kBackwardOp, words, args,
-                    [](Context& ctx, Call& call) { Backward(ctx, call.in, call.options, call.gradients); });
-}
-
-nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
-  Call call;
-  call.arrays.AllowShapes(dtype);
-  ReadCall(kOp, ForwardWords(), 4, nullptr, kwargs, call);
-  return Explained(kOp, num_threads, call, &Explain);
 }
 
 constexpr char kInPython[] = R"(
@@ -185,17 +133,24 @@ void Bind(nb::module_& m) {
   static const std::string backward = JoinedText(
       {"def parallax_attention_backward(do: Array, ", kArrays, "o: Array, m: Array, a: Array, lse: Array, *, ",
        "dlse: Array | None = None, ", kKeywords, "threads: int | None = None) -> ParallaxAttentionGradients"});
-  m.def(kOp, &RunForward, nb::sig(forward.c_str()),
-        Docstring(doc::kForward, forward, {kSaid, doc::kParallaxAttentionFields}, kInPython).c_str());
-  const nb::object gradients = GradientsType<Call>(m, "ParallaxAttentionGradients", kBackwardOp, kGradients);
-  m.def(
-      kBackwardOp,
-      [gradients](const nb::args& args, const nb::kwargs& kwargs) { return RunBackward(gradients, args, kwargs); },
-      nb::sig(backward.c_str()),
-      Docstring(doc::kBackward, backward, {kSaid, doc::kParallaxAttentionFields}, kBackwardInPython).c_str());
-  m.def("_torch_parallax_attention", &RunTorch);
-  m.def("_torch_parallax_attention_backward", &RunTorchBackward);
-  RegisterExplain(kOp, &RunExplain);
+  const Function<Call> compute = {
+      kOp, Pass::kForward, Joined<Call>({kInputs, kScale<Call>, kWindow, kSequences<Call>, kReturns, kThreads<Call>}),
+      4, &Check};
+  compute.Bind(m, forward, Docstring(doc::kForward, forward, {kSaid, doc::kParallaxAttentionFields}, kInPython),
+               &RunForward);
+  BindExplain(compute);
+  BindBackward<Call>(m,
+                     {kBackwardOp, Pass::kBackward,
+                      Joined<Call>({kGradientOfO<Call>, kInputs, kResults, kGradientOfLse<Call>, kScale<Call>, kWindow,
+                                    kSequences<Call>, kThreads<Call>}),
+                      9, &Check},
+                     "ParallaxAttentionGradients", kTensors, backward,
+                     Docstring(doc::kBackward, backward, {kSaid, doc::kParallaxAttentionFields}, kBackwardInPython));
+  BindTorch<Call>(m, kOp,
+                  Joined<Call>({kInputs, kTorchResults, kScale<Call>, kWindow, kSequences<Call>, kThreads<Call>}),
+                  kBackwardOp,
+                  Joined<Call>({kTorchGradientsOfRows<Call>, kInputs, kResults, kGradients, kScale<Call>, kWindow,
+                                kSequences<Call>, kThreads<Call>}));
 }
 
 }  // namespace heed::parallax_attention

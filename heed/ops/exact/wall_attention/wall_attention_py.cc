@@ -3,8 +3,6 @@
 
 #include <span>
 #include <string>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "docstrings/wall_attention.h"
@@ -23,7 +21,6 @@ struct Call : OperationCall<BackwardInputs, Options, Outputs, Gradients> {
   bool return_lse = false;
 };
 using Word = Keyword<Call>;
-using Words = std::vector<Word>;
 
 constexpr Differentiable<Call> kTensors[] = {
     Rows<Call, &BackwardInputs::q, &Gradients::dq>("q", "dq"),
@@ -33,108 +30,40 @@ constexpr Differentiable<Call> kTensors[] = {
     InPlace<Call, &BackwardInputs::log_forget, &Gradients::dlog_forget>("log_forget", "dlog_forget", true)};
 constexpr auto kInputs = InputsOf(kTensors), kGradients = GradientsOf(kTensors);
 constexpr std::span<const Word> kAll = kInputs, kRequired = kAll.first(4), kLogForget = kAll.subspan(4, 1);
-constexpr Word kGradientOfO[] = {{"do", false, &ReadRows<Call, &BackwardInputs::d_o>}};
 constexpr Word kResults[] = {{"o", false, &ReadRows<Call, &BackwardInputs::o>},
                              {"lse", false, &ReadTensor<Call, &BackwardInputs::lse>}};
-constexpr Word kGradientOfLse[] = {{"dlse", true, &ReadTensor<Call, &BackwardInputs::d_lse>}};
-constexpr Word kOptions[] = {{"scale", true, &ReadOption<Call, &Options::scale>},
-                             {"lengths", true, &ReadInts<Call, &Options::lengths>},
-                             {"starts", true, &ReadInts<Call, &Options::starts>},
-                             {"cu_seqlens", true, &ReadInts<Call, &Options::cu_seqlens>}};
 constexpr Word kReturns[] = {{"return_lse", false, &ReadFlag<Call, &Call::return_lse>}};
-constexpr Word kThreads[] = {{"threads", true, &ReadThreads<Call>}};
 constexpr Word kTorchResults[] = {{"o", false, &WriteResult<Call, &Outputs::o>},
                                   {"lse", true, &WriteResult<Call, &Outputs::lse>}};
-constexpr Word kTorchIncoming[] = {{"the gradient of o", false, &ReadRows<Call, &BackwardInputs::d_o>},
-                                   {"the gradient of lse", true, &ReadTensor<Call, &BackwardInputs::d_lse>}};
 
-// Reads a call; what determines the shapes of results is present afterwards, with its rank.
-void ReadCall(const char* op, const Words& words, size_t num_positional, PyObject* args, PyObject* kwargs, Call& call) {
-  Read<Call>(op, words, num_positional, args, kwargs, call);
-  for (const auto& [name, x, axes] : {std::tuple{"q", call.in.q, "[B, T, H, D]"},
-                                      {"k", call.in.k, "[B, T, Hkv, D]"},
-                                      {"v", call.in.v, "[B, T, Hkv, Dv]"},
-                                      {"log_decay", call.in.log_decay, "[B, T, Hg, D]"}}) {
-    if (!x.present()) FailMissing(op, name);
-    if (x.rank() != 4) Fail(op, name, "has shape " + x.ShapeString(), axes);
-  }
+void Check(const char* op, Pass pass, const Call& call) {
+  CheckNeeded(op, pass,
+              {{"q", call.in.q, "[B, T, H, D]"},
+               {"k", call.in.k, "[B, T, Hkv, D]"},
+               {"v", call.in.v, "[B, T, Hkv, Dv]"},
+               {"log_decay", call.in.log_decay, "[B, T, Hg, D]"}});
+  if (pass == Pass::kBackward) CheckNeeded(op, pass, {{"do", call.in.d_o}, {"o", call.in.o}, {"lse", call.in.lse}});
 }
 
-const Words& ForwardWords() {
-  static const Words words = Joined<Call>({kInputs, kOptions, kReturns, kThreads});
-  return words;
-}
-
-nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
-  Call call;
-  ReadCall(kOp, ForwardWords(), 5, args.ptr(), kwargs.ptr(), call);
+nb::object RunForward(Call& call) {
   const ConstTensorView& q = call.in.q;
-  NewArray o(kOp, q.dtype(), std::vector<int64_t>{q.size(0), q.size(1), q.size(2), call.in.v.size(3)});
-  Context& ctx = ThreadContext(call.num_threads);
-  if (!call.return_lse) {
-    Compute(kOp, [&] { Forward(ctx, call.in, call.options, {o.view, {}}); });
-    return o.array;
-  }
-  NewArray lse(kOp, q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32,
-               std::vector<int64_t>{q.size(0), q.size(2), q.size(1)});
-  Compute(kOp, [&] { Forward(ctx, call.in, call.options, {o.view, lse.view}); });
-  return nb::make_tuple(o.array, lse.array);
+  const std::vector<int64_t> rows = {q.size(0), q.size(1), q.size(2), call.in.v.size(3)},
+                             sums = {q.size(0), q.size(2), q.size(1)};
+  return ComputeOneOrTwo(kOp, call, rows, call.return_lse, sums);
 }
 
-nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words =
-      Joined<Call>({kGradientOfO, kRequired, kResults, kLogForget, kGradientOfLse, kOptions, kThreads});
-  Call call;
-  ReadCall(kBackwardOp, words, 8, args.ptr(), kwargs.ptr(), call);
-  for (const auto& [name, x] : {std::pair{"do", call.in.d_o}, {"o", call.in.o}, {"lse", call.in.lse}}) {
-    if (!x.present()) FailMissing(kBackwardOp, name);
-  }
-  return NewGradients<Call>(kBackwardOp, type, kTensors, call,
-                            [&](Context& ctx) { Backward(ctx, call.in, call.options, call.gradients); });
-}
-
-void RunTorch(const nb::args& args) {
-  static const Words words = Joined<Call>({kInputs, kTorchResults, kOptions, kThreads});
-  RunForTorch<Call>(Caller::kTorch, kOp, words, args,
-                    [](Context& ctx, Call& call) { Forward(ctx, call.in, call.options, call.out); });
-}
-
-void RunTorchBackward(const nb::args& args) {
-  static const Words words = Joined<Call>({kTorchIncoming, kInputs, kResults, kGradients, kOptions, kThreads});
-  RunForTorch<Call>(Caller::kTorch, kBackwardOp, words, args,
-                    [](Context& ctx, Call& call) { Backward(ctx, call.in, call.options, call.gradients); });
-}
-
-// Updates keys in place.
-struct KeyCall {
-  Arrays arrays;
-  KeyInputs in;
-  TensorView keys;
-  int num_threads = 0;
-};
+// Updates keys in place: they are the state of this call.
+using KeyCall = OperationCall<KeyInputs, Options, Outputs, Gradients>;
 
 void RunKeys(const nb::args& args, const nb::kwargs& kwargs) {
-  static const Keyword<KeyCall> words[] = {
-      {"keys", false, [](KeyCall& call, const Argument& a) { call.keys = call.arrays.Write(a, Kind::kFloat); }},
-      {"log_decay", false,
-       [](KeyCall& call, const Argument& a) { call.in.log_decay = call.arrays.Read(a, Kind::kFloat); }},
-      {"threads", true,
-       [](KeyCall& call, const Argument& a) { call.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads)); }}};
+  static const Keyword<KeyCall> words[] = {{"keys", false, &WriteState<KeyCall>},
+                                           {"log_decay", false, &ReadRows<KeyCall, &KeyInputs::log_decay>},
+                                           {"threads", true, &ReadThreads<KeyCall>}};
   KeyCall call;
   Read<KeyCall>(kKeysOp, words, 2, args.ptr(), kwargs.ptr(), call);
-  for (const auto& [name, x] :
-       {std::pair<const char*, ConstTensorView>{"keys", call.keys}, {"log_decay", call.in.log_decay}}) {
-    if (!x.present()) FailMissing(kKeysOp, name);
-  }
+  CheckNeeded(kKeysOp, Pass::kForward, {{"keys", call.state}, {"log_decay", call.in.log_decay}});
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(kKeysOp, [&] { TransformKeys(ctx, call.in, call.keys); });
-}
-
-nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
-  Call call;
-  call.arrays.AllowShapes(dtype);
-  ReadCall(kOp, ForwardWords(), 5, nullptr, kwargs, call);
-  return Explained(kOp, num_threads, call, &Explain);
+  Compute(kKeysOp, [&] { TransformKeys(ctx, call.in, call.state); });
 }
 
 constexpr char kInPython[] = R"(
@@ -211,20 +140,26 @@ void Bind(nb::module_& m) {
   static const std::string backward =
       JoinedText({"def wall_attention_backward(do: Array, ", kArrays, "o: Array, lse: Array, ", kGate,
                   "dlse: Array | None = None, ", kKeywords, "threads: int | None = None) -> WallAttentionGradients"});
-  m.def(kOp, &RunForward, nb::sig(forward.c_str()),
-        Docstring(doc::kForward, forward, {kSaid, doc::kWallAttentionFields}, kInPython).c_str());
-  const nb::object gradients = GradientsType<Call>(m, "WallAttentionGradients", kBackwardOp, kGradients);
-  m.def(
-      kBackwardOp,
-      [gradients](const nb::args& args, const nb::kwargs& kwargs) { return RunBackward(gradients, args, kwargs); },
-      nb::sig(backward.c_str()),
-      Docstring(doc::kBackward, backward, {kSaid, doc::kWallAttentionFields}, kBackwardInPython).c_str());
+  const Function<Call> compute = {kOp, Pass::kForward,
+                                  Joined<Call>({kInputs, kScale<Call>, kSequences<Call>, kReturns, kThreads<Call>}), 5,
+                                  &Check};
+  compute.Bind(m, forward, Docstring(doc::kForward, forward, {kSaid, doc::kWallAttentionFields}, kInPython),
+               &RunForward);
+  BindExplain(compute);
+  BindBackward<Call>(m,
+                     {kBackwardOp, Pass::kBackward,
+                      Joined<Call>({kGradientOfO<Call>, kRequired, kResults, kLogForget, kGradientOfLse<Call>,
+                                    kScale<Call>, kSequences<Call>, kThreads<Call>}),
+                      8, &Check},
+                     "WallAttentionGradients", kTensors, backward,
+                     Docstring(doc::kBackward, backward, {kSaid, doc::kWallAttentionFields}, kBackwardInPython));
   static const char keys[] =
       "def wall_attention_keys(keys: OutArray, log_decay: Array, *, threads: int | None = None) -> None";
   m.def(kKeysOp, &RunKeys, nb::sig(keys), Docstring(kKeysText, keys, {kKeysSaid}, kKeysInPython).c_str());
-  m.def("_torch_wall_attention", &RunTorch);
-  m.def("_torch_wall_attention_backward", &RunTorchBackward);
-  RegisterExplain(kOp, &RunExplain);
+  BindTorch<Call>(m, kOp, Joined<Call>({kInputs, kTorchResults, kScale<Call>, kSequences<Call>, kThreads<Call>}),
+                  kBackwardOp,
+                  Joined<Call>({kTorchGradientsOfRows<Call>, kInputs, kResults, kGradients, kScale<Call>,
+                                kSequences<Call>, kThreads<Call>}));
 }
 
 }  // namespace heed::wall_attention

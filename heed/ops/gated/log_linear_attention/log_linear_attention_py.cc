@@ -1,11 +1,8 @@
 // heed.log_linear_attention, its gradients and its step, and the functions behind PyTorch's operators.
 #include "heed/ops/gated/log_linear_attention/log_linear_attention.h"
 
-#include <cstddef>
 #include <span>
 #include <string>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "docstrings/log_linear_attention.h"
@@ -25,7 +22,6 @@ struct Call : OperationCall<BackwardInputs, Options, Outputs, Gradients> {
   bool return_state = false;
 };
 using Word = Keyword<Call>;
-using Words = std::vector<Word>;
 
 constexpr Differentiable<Call> kTensors[] = {
     Rows<Call, &BackwardInputs::q, &Gradients::dq>("q", "dq"),
@@ -35,105 +31,28 @@ constexpr Differentiable<Call> kTensors[] = {
     InPlace<Call, &BackwardInputs::log_decay, &Gradients::dlog_decay>("log_decay", "dlog_decay", true),
     InPlace<Call, &BackwardInputs::initial_state, &Gradients::dinitial_state>("initial_state", "dinitial_state", true)};
 constexpr auto kInputs = InputsOf(kTensors), kGradients = GradientsOf(kTensors);
-constexpr Word kGradientOfO[] = {{"do", false, &ReadRows<Call, &BackwardInputs::d_o>}};
-constexpr Word kState[] = {{"state", false, &WriteState<Call>}};
 // The last two inputs are keywords, at other places of a call.
 constexpr std::span<const Word> kAll = kInputs, kRequired = kAll.first(4), kLogDecay = kAll.subspan(4, 1),
                                 kInitialState = kAll.subspan(5, 1);
 constexpr Word kOptions[] = {{"scale", true, &ReadOption<Call, &Options::scale>},
                              {"positions", true, &ReadInts<Call, &Options::positions>}};
-constexpr Word kTokens[] = {{"lengths", true, &ReadInts<Call, &Options::lengths>},
-                            {"starts", true, &ReadInts<Call, &Options::starts>},
-                            {"cu_seqlens", true, &ReadInts<Call, &Options::cu_seqlens>}};
-constexpr Word kReturnState[] = {{"return_state", false, &ReadFlag<Call, &Call::return_state>}};
-constexpr Word kGradientOfState[] = {{"dstate", true, &ReadTensor<Call, &BackwardInputs::d_final_state>}};
-constexpr Word kThreads[] = {{"threads", true, &ReadThreads<Call>}};
-constexpr Word kTorchResults[] = {{"o", false, &WriteResult<Call, &Outputs::o>},
-                                  {"state", true, &WriteResult<Call, &Outputs::final_state>}};
-constexpr Word kTorchIncoming[] = {
-    {"the gradient of o", false, &ReadRows<Call, &BackwardInputs::d_o>},
-    {"the gradient of the state", true, &ReadTensor<Call, &BackwardInputs::d_final_state>}};
+constexpr Word kReturns[] = {{"return_state", false, &ReadFlag<Call, &Call::return_state>}};
 
-// Reads a call; what determines the shapes of results is present afterwards, with its rank.
-void ReadCall(const char* op, const Words& words, size_t num_positional, int rank, PyObject* args, PyObject* kwargs,
-              Call& call) {
-  Read<Call>(op, words, num_positional, args, kwargs, call);
-  const std::string tokens = rank == 4 ? "T, " : "";
-  for (const auto& [name, x, axes] : {std::tuple{"q", call.in.q, "H, K]"},
-                                      {"k", call.in.k, "H, K]"},
-                                      {"v", call.in.v, "HV, V]"},
-                                      {"level_scales", call.in.level_scales, "HV, L]"}}) {
-    if (!x.present()) FailMissing(op, name);
-    if (x.rank() != rank) Fail(op, name, "has shape " + x.ShapeString(), "[B, " + tokens + axes);
-  }
+void Check(const char* op, Pass pass, const Call& call) {
+  CheckNeeded(op, pass,
+              {{"q", call.in.q, "[B, T, H, K]"},
+               {"k", call.in.k, "[B, T, H, K]"},
+               {"v", call.in.v, "[B, T, HV, V]"},
+               {"level_scales", call.in.level_scales, "[B, T, HV, L]"}});
+  if (pass == Pass::kBackward) CheckNeeded(op, pass, {{"do", call.in.d_o}});
+  if (pass == Pass::kStep) CheckNeeded(op, pass, {{"state", call.state}});
 }
 
-const Words& ForwardWords() {
-  static const Words words =
-      Joined<Call>({kRequired, kLogDecay, kOptions, kInitialState, kTokens, kReturnState, kThreads});
-  return words;
-}
-
-nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
-  Call call;
-  ReadCall(kOp, ForwardWords(), 4, 4, args.ptr(), kwargs.ptr(), call);
-  const BackwardInputs& in = call.in;
-  NewArray o(kOp, in.q.dtype(), in.v.sizes());
-  Context& ctx = ThreadContext(call.num_threads);
-  if (!call.return_state) {
-    Compute(kOp, [&] { Forward(ctx, in, call.options, {o.view, {}}); });
-    return o.array;
-  }
-  const ConstTensorView& bounds = call.options.cu_seqlens;
-  const int64_t sequences = bounds.present() && bounds.rank() == 1 ? bounds.size(0) - 1 : in.q.size(0);
-  NewArray state(kOp, in.q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32,
-                 std::vector<int64_t>{std::max<int64_t>(sequences, 0), in.v.size(2), in.level_scales.size(3),
-                                      in.q.size(3), in.v.size(3)});
-  Compute(kOp, [&] { Forward(ctx, in, call.options, {o.view, state.view}); });
-  return nb::make_tuple(o.array, state.array);
-}
-
-nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words =
-      Joined<Call>({kGradientOfO, kRequired, kLogDecay, kOptions, kInitialState, kTokens, kGradientOfState, kThreads});
-  Call call;
-  ReadCall(kBackwardOp, words, 5, 4, args.ptr(), kwargs.ptr(), call);
-  const BackwardInputs& in = call.in;
-  if (!in.d_o.present()) FailMissing(kBackwardOp, "do");
-  return NewGradients<Call>(kBackwardOp, type, kTensors, call,
-                            [&](Context& ctx) { Backward(ctx, call.in, call.options, call.gradients); });
-}
-
-nb::object RunStep(const nb::args& args, const nb::kwargs& kwargs) {
-  static const Words words = Joined<Call>({kRequired, kState, kLogDecay, kOptions, kThreads});
-  Call call;
-  ReadCall(kStepOp, words, 5, 3, args.ptr(), kwargs.ptr(), call);
-  if (!call.state.present()) FailMissing(kStepOp, "state");
-  NewArray o(kStepOp, call.in.q.dtype(), call.in.v.sizes());
-  Context& ctx = ThreadContext(call.num_threads);
-  Compute(kStepOp, [&] { Step(ctx, call.in, call.options, call.state, o.view); });
-  return o.array;
-}
-
-void RunTorch(const nb::args& args) {
-  static const Words words =
-      Joined<Call>({kRequired, kTorchResults, kLogDecay, kOptions, kInitialState, kTokens, kThreads});
-  RunForTorch<Call>(Caller::kTorch, kOp, words, args,
-                    [](Context& ctx, Call& call) { Forward(ctx, call.in, call.options, call.out); });
-}
-
-void RunTorchBackward(const nb::args& args) {
-  static const Words words =
-      Joined<Call>({kTorchIncoming, kRequired, kGradients, kLogDecay, kOptions, kInitialState, kTokens, kThreads});
-  RunForTorch<Call>(Caller::kTorch, kBackwardOp, words, args,
-                    [](Context& ctx, Call& call) { Backward(ctx, call.in, call.options, call.gradients); });
-}
-
-nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
-  Call call;
-  call.arrays.AllowShapes(dtype);
-  ReadCall(kOp, ForwardWords(), 4, 4, nullptr, kwargs, call);
-  return Explained(kOp, num_threads, call, &Explain);
+nb::object RunForward(Call& call) {
+  const ConstTensorView &q = call.in.q, &v = call.in.v;
+  const std::vector<int64_t> of_state = {NumSequences(call), v.size(2), call.in.level_scales.size(3), q.size(3),
+                                         v.size(3)};
+  return ComputeOneOrTwo(kOp, call, v.sizes(), call.return_state, of_state);
 }
 
 constexpr char kInPython[] = R"(
@@ -192,33 +111,44 @@ constexpr Said kSaid[] = {{"log_decay", "natural logarithms of decay factors, <=
 }  // namespace
 
 void Bind(nb::module_& m) {
-  constexpr char kInputs[] = "q: Array, k: Array, v: Array, level_scales: Array, ";
-  constexpr char kOptions[] =
+  constexpr char kArrays[] = "q: Array, k: Array, v: Array, level_scales: Array, ";
+  constexpr char kKeywords[] =
       "*, log_decay: Array | None = None, scale: float | None = None, positions: Ints | None = None, ";
   constexpr char kTokens[] =
       "initial_state: Array | None = None, lengths: Ints | None = None, starts: Ints | None = None, "
       "cu_seqlens: Ints | None = None, ";
   static const std::string forward =
-      JoinedText({"def log_linear_attention(", kInputs, kOptions, kTokens,
+      JoinedText({"def log_linear_attention(", kArrays, kKeywords, kTokens,
                   "return_state: bool = False, threads: int | None = None) -> Result | tuple[Result, Result]"});
   static const std::string backward =
-      JoinedText({"def log_linear_attention_backward(do: Array, ", kInputs, kOptions, kTokens,
+      JoinedText({"def log_linear_attention_backward(do: Array, ", kArrays, kKeywords, kTokens,
                   "dstate: Array | None = None, threads: int | None = None) -> LogLinearAttentionGradients"});
-  static const std::string step = JoinedText({"def log_linear_attention_step(", kInputs, "state: OutArray, ", kOptions,
+  static const std::string step = JoinedText({"def log_linear_attention_step(", kArrays, "state: OutArray, ", kKeywords,
                                               "threads: int | None = None) -> Result"});
-  m.def(kOp, &RunForward, nb::sig(forward.c_str()),
-        Docstring(doc::kForward, forward, {kSaid, doc::kLogLinearAttentionFields}, kInPython).c_str());
-  const nb::object gradients = GradientsType<Call>(m, "LogLinearAttentionGradients", kBackwardOp, kGradients);
-  m.def(
-      kBackwardOp,
-      [gradients](const nb::args& args, const nb::kwargs& kwargs) { return RunBackward(gradients, args, kwargs); },
-      nb::sig(backward.c_str()),
-      Docstring(doc::kBackward, backward, {kSaid, doc::kLogLinearAttentionFields}, kBackwardInPython).c_str());
-  m.def(kStepOp, &RunStep, nb::sig(step.c_str()),
-        Docstring(doc::kStep, step, {kSaid, doc::kLogLinearAttentionFields}, kStepInPython).c_str());
-  m.def("_torch_log_linear_attention", &RunTorch);
-  m.def("_torch_log_linear_attention_backward", &RunTorchBackward);
-  RegisterExplain(kOp, &RunExplain);
+  const Function<Call> compute = {
+      kOp, Pass::kForward,
+      Joined<Call>({kRequired, kLogDecay, kOptions, kInitialState, kSequences<Call>, kReturns, kThreads<Call>}),
+      kRequired.size(), &Check};
+  compute.Bind(m, forward, Docstring(doc::kForward, forward, {kSaid, doc::kLogLinearAttentionFields}, kInPython),
+               &RunForward);
+  BindExplain(compute);
+  BindBackward<Call>(m,
+                     {kBackwardOp, Pass::kBackward,
+                      Joined<Call>({kGradientOfO<Call>, kRequired, kLogDecay, kOptions, kInitialState, kSequences<Call>,
+                                    kGradientOfState<Call>, kThreads<Call>}),
+                      kRequired.size() + 1, &Check},
+                     "LogLinearAttentionGradients", kTensors, backward,
+                     Docstring(doc::kBackward, backward, {kSaid, doc::kLogLinearAttentionFields}, kBackwardInPython));
+  BindStep<Call>(m,
+                 {kStepOp, Pass::kStep, Joined<Call>({kRequired, kState<Call>, kLogDecay, kOptions, kThreads<Call>}),
+                  kRequired.size() + 1, &Check},
+                 step, Docstring(doc::kStep, step, {kSaid, doc::kLogLinearAttentionFields}, kStepInPython));
+  BindTorch<Call>(m, kOp,
+                  Joined<Call>({kRequired, kTorchRowsAndState<Call>, kLogDecay, kOptions, kInitialState,
+                                kSequences<Call>, kThreads<Call>}),
+                  kBackwardOp,
+                  Joined<Call>({kTorchGradientsOfRowsAndState<Call>, kRequired, kGradients, kLogDecay, kOptions,
+                                kInitialState, kSequences<Call>, kThreads<Call>}));
 }
 
 }  // namespace heed::log_linear_attention
