@@ -32,6 +32,7 @@
 #include "heed/harness/case.h"
 #include "heed/io/safetensors.h"
 #include "heed/pages/sha256.h"
+#include "tests/environment.h"
 
 namespace heed {
 
@@ -81,8 +82,8 @@ struct Output {
 };
 
 std::vector<Output> Compute(const OpEntry& op, DType dtype, const std::string& pass, const std::string& target) {
+  const ScopedIsa cap(target.c_str());  // of contexts that make inputs too
   Context ctx(2);
-  ctx.set_isa(target);
   std::vector<Output> all;
   for (const Sizes& sizes : kSizes) {
     for (const std::string variant : {"", "causal"}) {
@@ -167,7 +168,9 @@ class GoldenOutputs : public testing::TestWithParam<OpEntry> {
     std::map<std::string, std::vector<std::string>> digests;
     for (size_t i = 0; i < std::size(kDTypes); ++i) {
       if (!Has(GetParam().dtypes, kDTypes[i])) continue;
-      for (const std::string& target : AvailableTargets(kDTypes[i])) {
+      const std::vector<std::string> targets = AvailableTargets(kDTypes[i]);
+      for (const std::string& target : targets) {
+        if (target == "tiles" && !Has(targets, "AVX3")) continue;  // the vectors beside AMX are others
         std::vector<Output> outputs = Compute(GetParam(), kDTypes[i], pass, target);
         digests[target].resize(std::size(kDTypes), "-");
         digests[target][i] = DigestOf(outputs);

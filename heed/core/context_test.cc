@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -17,6 +16,7 @@
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 #include "heed/core/os.h"
+#include "tests/environment.h"
 
 namespace heed {
 namespace {
@@ -24,33 +24,6 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
-
-// Sets HEED_ISA, and restores it on destruction.
-class ScopedIsa {
- public:
-  explicit ScopedIsa(const char* value) {
-    const char* const before = std::getenv("HEED_ISA");
-    had_ = before != nullptr;
-    if (had_) before_ = before;
-    Set(value);
-  }
-  ~ScopedIsa() { Set(had_ ? before_.c_str() : nullptr); }
-
- private:
-  static void Set(const char* value) {
-#if defined(_WIN32)
-    _putenv_s("HEED_ISA", value == nullptr ? "" : value);  // an empty value removes the variable
-#else
-    if (value == nullptr) {
-      unsetenv("HEED_ISA");
-    } else {
-      setenv("HEED_ISA", value, 1);
-    }
-#endif
-  }
-  bool had_;
-  std::string before_;
-};
 
 TEST(ContextTest, ZeroThreadsMeansEveryUsableCpu) {
   EXPECT_EQ(Context().num_threads(), os::NumUsableCpus());
