@@ -180,7 +180,8 @@ struct Gradients {
 // Precision. Sums are in f64 for f64, else in f32, and rounded once.
 //
 // Reproducibility. Results do not depend on the number of threads; dq, dk and dv also do not depend on other batch
-// entries (except with dropout), padding, packing and strides.
+// entries (except with dropout), padding, packing and strides; but where rows are padded on the left by other numbers
+// of rows than multiples of 64, dk and dv are summed in another order.
 //
 // Cost. 2 (3 D + 2 Dv) flops and one exponential per computed pair; products that no requested gradient needs are
 // skipped. Memory beyond the arguments: BackwardWorkspace().
