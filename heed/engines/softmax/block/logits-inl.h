@@ -167,7 +167,7 @@ struct Relative {
     } else {
       const auto at = hn::Sub(hn::Load(di, distances[c]), hn::Set(di, static_cast<TI>(key - grid)));
       const auto inside = hn::Clamp(at, hn::Zero(di), hn::Set(di, static_cast<TI>(span + 1)));
-      b = hn::GatherIndex(d, data - 1, hn::Add(hn::Load(di, heads[c]), inside));  // indices are not negative
+      b = hn::GatherIndex(d, data - 1, hn::Add(hn::Load(di, heads[c]), inside));
     }
     const V sum = hn::Add(x, b);
     if constexpr (!kFlagMasked) return sum;
@@ -187,7 +187,7 @@ struct Relative {
   const T* rows[C];
   int64_t first[C];
   const TI* heads[C];
-  HWY_ALIGN TI distances[C][N];  // and 1
+  HWY_ALIGN TI distances[C][N];  // plus 1: indices from data - 1 are not negative
 };
 
 // Computes x = F()(x, value of the pair) for the keys [begin, end) of one vector of lanes, which are `stride` elements
