@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <span>
 #include <string>
 
@@ -104,14 +105,18 @@ void CheckWritable(const char* op, const char* name, const TensorView& t, const 
 }
 
 void Apart::Reads(const char* name, const ConstTensorView& t) {
-  if (t.present()) tensors_.at(count_++) = {name, t};
+  if (!t.present()) return;
+  Named& named = tensors_.at(count_++);
+  named.name = {};
+  std::strncpy(named.name.data(), name, named.name.size() - 1);
+  named.view = t;
 }
 
 void Apart::Writes(const char* op, const char* name, const TensorView& t) {
   if (!t.present()) return;
   CheckEachOnce(op, name, t, device_);
   for (size_t i = 0; i < count_; ++i) {
-    CheckApart(op, name, t, tensors_[i].name.c_str(), tensors_[i].view);
+    CheckApart(op, name, t, tensors_[i].name.data(), tensors_[i].view);
   }
   Reads(name, t);
 }

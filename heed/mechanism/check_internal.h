@@ -44,7 +44,7 @@ void CheckContiguousRows(const char* op, const char* name, const ConstTensorView
 void CheckWritable(const char* op, const char* name, const TensorView& t, const char* in_name,
                    const ConstTensorView& in);
 
-// Checks that the outputs of a call share no memory with its inputs or each other. Allocates only for long names.
+// Checks that the outputs of a call share no memory with its inputs or each other. Allocates nothing.
 class Apart {
  public:
   // Outputs are on this device.
@@ -61,7 +61,7 @@ class Apart {
 
  private:
   struct Named {
-    std::string name;
+    std::array<char, 32> name;  // a copy that ends with 0: callers pass temporary names too
     ConstTensorView view;
   };
   Device device_;
