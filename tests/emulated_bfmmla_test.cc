@@ -4,7 +4,9 @@
 // and the emulation's target has none.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -100,6 +102,38 @@ TEST(EmulatedBfmmlaTest, SingleRowsHaveTheBitsOfBlocks) {
     for (const int64_t t : {0, 1, 2, 3, 4, 63, 64, 127, 128, 129, 511, 512, 598, 599}) {
       const Buffer one = forward(x.UpTo(t, t + 1));
       EXPECT_TRUE(SameBits(whole.view().Slice(1, t, t + 1), one.view())) << "D " << D << ", row " << t;
+    }
+  }
+}
+
+// A masked key that is not finite changes nothing, though then each row of a gradient is computed by itself.
+TEST(EmulatedBfmmlaTest, MaskedKeysNeedNotBeFinite) {
+  EmulatingContext ctx;
+  for (const int64_t T : {70, 133}) {
+    const Tensors x = Normal(T, 2, 1, 37, 21);
+    const Buffer mask(DType::kBool, {1, 1, 1, T});
+    for (int64_t j = 0; j < T; ++j) mask.Set({0, 0, 0, j}, j % 5 != 2);
+    attention::Options options;
+    options.causal = true;
+    options.mask = mask.view();
+    const Buffer o(DType::kBF16, {1, T, 2, 21}), lse(DType::kF32, {1, 2, T}), d_o(DType::kBF16, {1, T, 2, 21});
+    d_o.FillNormal(4);
+    const auto gradients = [&] {
+      std::array<Buffer, 3> of = {Buffer(DType::kBF16, {1, T, 2, 37}), Buffer(DType::kBF16, {1, T, 1, 37}),
+                                  Buffer(DType::kBF16, {1, T, 1, 21})};
+      attention::Forward(ctx, x.UpTo(0, T), options, {o.view(), lse.view()});
+      attention::Backward(ctx, {x.q.view(), x.k.view(), x.v.view(), o.view(), lse.view(), d_o.view()}, options,
+                          {of[0].view(), of[1].view(), of[2].view()});
+      return of;
+    };
+    const auto finite = gradients();
+    for (int64_t j = 2; j < T; j += 5) {
+      for (int64_t e = 0; e < 21; ++e) x.v.Set({0, j, 0, e}, std::numeric_limits<double>::quiet_NaN());
+      for (int64_t e = 0; e < 37; ++e) x.k.Set({0, j, 0, e}, std::numeric_limits<double>::infinity());
+    }
+    const auto with_infinities = gradients();
+    for (size_t i = 0; i < finite.size(); ++i) {
+      EXPECT_TRUE(SameBits(finite[i].view(), with_infinities[i].view())) << "gradient " << i << ", " << T << " tokens";
     }
   }
 }

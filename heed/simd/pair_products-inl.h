@@ -54,6 +54,13 @@ HWY_INLINE auto ToPairs(D /*d*/, V first, V second) {
   return hn::Vec<hn::RebindToUnsigned<D>>(vreinterpretq_u32_u16(vzip1q_u16(low, high)));
 }
 
+// Returns the quad of two rows of four numbers, rounded to bf16.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE auto ToQuad(D /*d*/, V first, V second) {
+  const auto both = vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(first.raw), second.raw);
+  return hn::Vec<hn::RebindToUnsigned<D>>(vreinterpretq_u32_bf16(both));
+}
+
 // Returns acc with the products of two rows a and two lanes b, each of four bf16, added.
 template <class D, class V = hn::Vec<D>, class Words>
 HWY_INLINE V AddQuads(D /*d*/, Words a, Words b, V acc) {
@@ -94,6 +101,14 @@ HWY_INLINE auto ToPairs(D /*d*/, V first, V second) {
   const auto both = hn::BitCast(halves, hn::OrderedDemote2To(pairs, first, second));
   return hn::BitCast(words, hn::TableLookupLanes(both, hn::SetTableIndices(halves, kInterleaved.at)));
 }
+
+#if HEED_QUAD_PRODUCTS
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE auto ToQuad(D /*d*/, V first, V second) {
+  const hn::Repartition<hwy::bfloat16_t, D> pairs;
+  return hn::BitCast(hn::RebindToUnsigned<D>(), hn::OrderedDemote2To(pairs, first, second));
+}
+#endif
 
 #endif  // HEED_QUAD_PRODUCTS && HWY_TARGET == HWY_NEON
 

@@ -137,19 +137,20 @@ HWY_INLINE void ValuePairTile(D d, const uint32_t* HWY_RESTRICT p, size_t stride
   }
 }
 
-// Computes out[r][c] += sum_i a[r][i] b[i][c] over words i of two products each, where a[r][i] is a[r a_row + i
-// a_step]: a_row is 1, or a_step is -1. With kSkipMasked, an element -0 of a leaves out unchanged even where b is not
-// finite.
+// Words of a row that AccumulatePairTile takes per step, as quads if there are two.
+inline constexpr int kStepWords = HEED_QUAD_PRODUCTS ? 2 : 1;
+
+// Computes out[r][c] += sum_i a[r][i] b[i][c] over `count` steps i: words of two products each, a[r][i] at a + r a_row
+// + i a_step. With quads, those of rows r and r + 1 are at a + r a_row + i a_step for even r, and b has been through
+// ToQuads(). With kSkipMasked, an element -0 of a leaves out unchanged even where b is not finite.
 template <int R, int C, bool kSkipMasked, class D, class V = hn::Vec<D>>
 HWY_INLINE void AccumulatePairTile(D d, const uint32_t* HWY_RESTRICT a, ptrdiff_t a_row, ptrdiff_t a_step,
                                    const uint32_t* HWY_RESTRICT b, ptrdiff_t b_step, size_t count,
                                    float* HWY_RESTRICT out, ptrdiff_t out_row) {
-  constexpr ptrdiff_t N = hn::MaxLanes(D());
 #if HEED_QUAD_PRODUCTS
-  if constexpr (R % 2 == 0 && !kSkipMasked) {
-    return AccumulateQuadTile<R, C>(d, a, a_row, a_step, b, b_step, count, out, out_row);
-  }
+  return AccumulateQuadTile<R, C, kSkipMasked>(d, a, a_row, a_step, b, b_step, count, out, out_row);
 #endif
+  constexpr ptrdiff_t N = hn::MaxLanes(D());
   const hn::RebindToUnsigned<D> words;
   const hn::Repartition<uint16_t, D> halves;
   V acc[R][C];

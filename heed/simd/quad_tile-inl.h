@@ -1,8 +1,9 @@
 // The register tiles of pair_tile-inl.h by BFMMLA: the same sums with the same bits, in half as many instructions.
 //
 // Compiled for targets with BFMMLA only, whose f32 vectors have four lanes. Its operands are quads: two words of one
-// row or lane, then two of the next. Queries and P, which many tiles read, are stored as quads (ToQuads), but for a
-// last row of words without a partner; other words are interleaved as they are read.
+// row or lane, then two of the next. What many tiles read is stored as quads: queries and P, but for a last row of
+// words without a partner, and all that the backward pass accumulates. Keys and values of the forward pass are
+// interleaved as they are read.
 #if defined(HEED_SIMD_QUAD_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_SIMD_QUAD_TILE_INL_H_
 #undef HEED_SIMD_QUAD_TILE_INL_H_
@@ -56,18 +57,22 @@ HWY_INLINE void QuadsOfColumns(D d, const uint32_t* HWY_RESTRICT x, const uint32
 }
 
 // Makes quads of rows of words, in place: in a vector of row 2 m, the quads of its lower lanes, and in row 2 m + 1 of
-// its upper ones. A last row without a partner stays as it is.
-template <class D>
+// its upper ones. With kDescending, row 2 m + 1 comes first in a quad. A last row without a partner stays as it is.
+template <bool kDescending = false, class D>
 HWY_INLINE void ToQuads(D d, uint32_t* HWY_RESTRICT rows, size_t stride, size_t num_rows, size_t lanes) {
   const hn::RebindToUnsigned<D> words;
   for (; num_rows >= 2; num_rows -= 2, rows += 2 * stride) {
     for (size_t lane = 0; lane < lanes; lane += hn::MaxLanes(D())) {
-      const LaneQuads<D> quads = QuadsOfLanes(d, hn::Load(words, rows + lane), hn::Load(words, rows + stride + lane));
+      const auto lower = hn::Load(words, rows + lane), upper = hn::Load(words, rows + stride + lane);
+      const LaneQuads<D> quads = kDescending ? QuadsOfLanes(d, upper, lower) : QuadsOfLanes(d, lower, upper);
       hn::Store(quads.lower, words, rows + lane);
       hn::Store(quads.upper, words, rows + stride + lane);
     }
   }
 }
+
+// The distance of the quads of upper lanes, given the step from quads to the next, down or up.
+constexpr ptrdiff_t UpperQuads(ptrdiff_t step) { return (step < 0 ? -step : step) / 2; }
 
 // Does what LogitPairTile does, for queries as quads.
 template <int R, int C, class D, class F, class V = hn::Vec<D>>
@@ -168,57 +173,64 @@ HWY_INLINE void ValueQuadTile(D d, const uint32_t* HWY_RESTRICT p, size_t stride
   }
 }
 
-// Does what AccumulatePairTile does, for an even number of rows. a_row is 1, or a_step is -1.
-template <int R, int C, class D, class V = hn::Vec<D>>
+// Adds to one row of out[r][c] what AccumulateQuadTile() does with kSkipMasked; `second` tells which of the two rows of
+// a's quads. Lanes are masked per row, so that the quads of both rows are this row's.
+template <int C, class D, class V = hn::Vec<D>>
+HWY_INLINE void AccumulateMaskedQuads(D d, const uint32_t* HWY_RESTRICT a, bool second, ptrdiff_t a_step,
+                                      const uint32_t* HWY_RESTRICT b, ptrdiff_t b_step, size_t count,
+                                      float* HWY_RESTRICT out) {
+  constexpr ptrdiff_t N = hn::MaxLanes(D());
+  const hn::RebindToUnsigned<D> words;
+  const hn::Repartition<uint16_t, D> halves;
+  using Words = hn::Vec<decltype(words)>;
+  QuadSums<2, C, D> sums;
+  for (int c = 0; c < C; ++c) sums.Set(0, c, hn::Load(d, out + c * N), hn::Load(d, out + c * N));
+  for (size_t i = 0; i < count; ++i, a += a_step, b += b_step) {
+    const Words both = hn::Load(words, a);
+    const Words row = second ? hn::ConcatUpperUpper(words, both, both) : hn::ConcatLowerLower(words, both, both);
+    const auto masked = hn::BitCast(
+        words, hn::VecFromMask(halves, hn::Eq(hn::BitCast(halves, row), hn::Set(halves, uint16_t{0x8000}))));
+    sums.Add(&row, [&](int c) HWY_ATTR {
+      const Words lower = hn::Load(words, b + c * N), upper = hn::Load(words, b + UpperQuads(b_step) + c * N);
+      return LaneQuads<D>{hn::AndNot(masked, lower), hn::AndNot(masked, upper)};
+    });
+  }
+  for (int c = 0; c < C; ++c) hn::Store(sums.Get(0, c), d, out + c * N);
+}
+
+// Does what AccumulatePairTile does, for operands in quads.
+template <int R, int C, bool kSkipMasked, class D, class V = hn::Vec<D>>
 HWY_INLINE void AccumulateQuadTile(D d, const uint32_t* HWY_RESTRICT a, ptrdiff_t a_row, ptrdiff_t a_step,
                                    const uint32_t* HWY_RESTRICT b, ptrdiff_t b_step, size_t count,
                                    float* HWY_RESTRICT out, ptrdiff_t out_row) {
   constexpr ptrdiff_t N = hn::MaxLanes(D());
+  if constexpr (kSkipMasked) {
+    for (int r = 0; r < R; ++r) {
+      AccumulateMaskedQuads<C>(d, a + (r - r % 2) * a_row, r % 2 != 0, a_step, b, b_step, count, out + r * out_row);
+    }
+    return;
+  }
+  constexpr int kRows = R + R % 2;  // a row without a partner is its own
   const hn::RebindToUnsigned<D> words;
-  using Words = hn::Vec<decltype(words)>;
-  QuadSums<R, C, D> sums;
+  QuadSums<kRows, C, D> sums;
+  const auto at = [&](int r, int c) HWY_ATTR { return out + HWY_MIN(r, R - 1) * out_row + c * N; };
   HWY_UNROLL(32)
   for (int r = 0; r < R; r += 2) {
     HWY_UNROLL(32)
-    for (int c = 0; c < C; ++c) {
-      float* at = out + r * out_row + c * N;
-      sums.Set(r, c, hn::Load(d, at), hn::Load(d, at + out_row));
-    }
+    for (int c = 0; c < C; ++c) sums.Set(r, c, hn::Load(d, at(r, c)), hn::Load(d, at(r + 1, c)));
   }
-  Words rows[R / 2];
-  const auto add_two = [&] HWY_ATTR {
+  for (size_t i = 0; i < count; ++i, a += a_step, b += b_step) {
+    hn::Vec<decltype(words)> rows[kRows / 2];
+    HWY_UNROLL(32)
+    for (int r = 0; r < R; r += 2) rows[r / 2] = hn::Load(words, a + r * a_row);
     sums.Add(rows, [&](int c) HWY_ATTR {
-      return QuadsOfLanes(d, hn::Load(words, b + c * N), hn::Load(words, b + b_step + c * N));
+      return LaneQuads<D>{hn::Load(words, b + c * N), hn::Load(words, b + UpperQuads(b_step) + c * N)};
     });
-    a += 2 * a_step;
-    b += 2 * b_step;
-  };
-  size_t i = 0;
-  if (a_row == 1) {
-    for (; i + 2 <= count; i += 2) {
-      QuadsOfColumns<R>(d, a, a + a_step, rows);
-      add_two();
-    }
-  } else {
-    for (; i + 2 <= count; i += 2) {
-      HWY_UNROLL(32)
-      for (int r = 0; r < R; r += 2) {
-        rows[r / 2] = hn::Reverse2(words, QuadOf(d, a + r * a_row - 1, a + (r + 1) * a_row - 1));
-      }
-      add_two();
-    }
-  }
-  if (i < count) {
-    uint32_t last[R], none[R];
-    for (int r = 0; r < R; ++r) last[r] = a[r * a_row];
-    std::fill_n(none, R, kNoPair);
-    QuadsOfColumns<R>(d, last, none, rows);
-    sums.Add(rows, [&](int c) HWY_ATTR { return QuadsOfLanes(d, hn::Load(words, b + c * N), hn::Zero(words)); });
   }
   HWY_UNROLL(32)
   for (int r = 0; r < R; ++r) {
     HWY_UNROLL(32)
-    for (int c = 0; c < C; ++c) hn::Store(sums.Get(r, c), d, out + r * out_row + c * N);
+    for (int c = 0; c < C; ++c) hn::Store(sums.Get(r, c), d, at(r, c));
   }
 }
 

@@ -6,7 +6,8 @@
 //
 //   FmaGradients<T>  a word is one element of type T
 //   PairGradients    a word is two bf16 of consecutive rows; P and dS are rounded to bf16, in place as pairs of
-//                    query rows, and dS once more as pairs of keys in a tile of its own
+//                    query rows, and dS once more as pairs of keys in a tile of its own. With BFMMLA all are stored as
+//                    quads (quad_tile-inl.h): of two keys, or two queries, by two words each.
 #if defined(HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_OPERANDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_OPERANDS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_OPERANDS_INL_H_
@@ -32,7 +33,8 @@ template <class T>
 struct FmaGradients : FmaOperands<T> {
   using Operands = FmaOperands<T>;  // of the logits, which are computed by the same functions forward and backward
   using Word = T;
-  static constexpr int kStep = 1;  // rows in a word
+  static constexpr int kStep = 1;   // rows in a word
+  static constexpr int kWords = 1;  // words of a row in a step of a sum
   static constexpr bool kFuseHeads = true;
   static constexpr bool kKeysAreWords = true;
   static int64_t KeyRow(int64_t depth) { return PaddedRow<T>(depth); }
@@ -72,22 +74,24 @@ struct FmaGradients : FmaOperands<T> {
 struct PairGradients : PairOperands {
   using Operands = PairGradients;
   using Word = uint32_t;
-  static constexpr KeyGrid kGrid = {.tile = kTileKeys, .step = 2};
-  static constexpr int kStep = 2;
+  static constexpr int kStep = 2, kWords = hs::kStepWords;
+  static constexpr int kKeyStep = kStep * kWords;
+  static constexpr KeyGrid kGrid = {.tile = kTileKeys, .step = kKeyStep};
   // A word has two rows: if heads shared a block, rows of two heads could be paired.
   static constexpr bool kFuseHeads = false;
   static constexpr bool kKeysAreWords = false;
   static int64_t KeyRow(int64_t depth) { return depth; }
 
-  // Stores words[i][e] = (row 2 i, row 2 i + 1) at channel e, with zeros beyond the last row.
+  // Stores words[i][e] = (row 2 i, row 2 i + 1) at channel e, with zeros beyond the last row, for whole steps.
   template <class RowAt>
   static HWY_INLINE bool Interleave(size_t num_rows, int64_t depth, const RowAt& row_at, uint32_t* HWY_RESTRICT words) {
     const D d;
     const hn::RebindToUnsigned<D> du;
     const hn::Rebind<uint16_t, D> halves;
     V marks = hn::Zero(d);  // NaN once an element is not finite
-    for (size_t i = 0; i < num_rows; i += 2, words += PaddedRow<float>(depth)) {
-      const uint16_t* first = row_at(i);
+    const size_t padded = (num_rows + kKeyStep - 1) / kKeyStep * kKeyStep;
+    for (size_t i = 0; i < padded; i += 2, words += PaddedRow<float>(depth)) {
+      const uint16_t* first = i < num_rows ? row_at(i) : nullptr;
       const uint16_t* second = i + 1 < num_rows ? row_at(i + 1) : nullptr;
       V of_rows = hn::Zero(d);
       ForVectors<float>(depth, [&](int64_t e, size_t n) HWY_ATTR {
@@ -105,13 +109,28 @@ struct PairGradients : PairOperands {
     return hn::AllTrue(d, hn::Eq(marks, hn::Zero(d)));
   }
 
+  // Sums over queries descend, sums over keys ascend.
   static HWY_INLINE bool ToWords(DType, const void* const* rows, size_t num_rows, int64_t depth, uint32_t* words) {
-    return Interleave(num_rows, depth, [&](size_t i) HWY_ATTR { return static_cast<const uint16_t*>(rows[i]); }, words);
+    const bool finite =
+        Interleave(num_rows, depth, [&](size_t i) HWY_ATTR { return static_cast<const uint16_t*>(rows[i]); }, words);
+    Arrange</*kDescending=*/true>(num_rows, depth, words);
+    return finite;
   }
   static HWY_INLINE bool ToWords(const SourceRows& from, const Interval& tokens, int64_t depth, uint32_t* words) {
-    return Interleave(
-        static_cast<size_t>(tokens.size()), depth,
-        [&](size_t i) HWY_ATTR { return from.At<uint16_t>(tokens.begin + static_cast<int64_t>(i)); }, words);
+    const auto num_rows = static_cast<size_t>(tokens.size());
+    const bool finite = Interleave(
+        num_rows, depth, [&](size_t i) HWY_ATTR { return from.At<uint16_t>(tokens.begin + static_cast<int64_t>(i)); },
+        words);
+    Arrange</*kDescending=*/false>(num_rows, depth, words);
+    return finite;
+  }
+  template <bool kDescending>
+  static HWY_INLINE void Arrange([[maybe_unused]] size_t num_rows, [[maybe_unused]] int64_t depth,
+                                 [[maybe_unused]] uint32_t* words) {
+#if HEED_QUAD_PRODUCTS
+    const auto row = static_cast<size_t>(PaddedRow<float>(depth));
+    hs::ToQuads<kDescending>(D(), words, row, (num_rows + 3) / 4 * 2, static_cast<size_t>(depth));
+#endif
   }
   static HWY_INLINE void CopyGroup(const SourceRows& from, const Interval& tokens, int64_t depth, BF16* keys) {
     PairOperands::CopyKeys(from, tokens.begin, tokens.end, depth, keys);
@@ -120,6 +139,35 @@ struct PairGradients : PairOperands {
 
   // Rounds P and dS of vectors [c0, c1) of a tile in place, as pairs of query rows, and stores dS as pairs of keys in
   // `columns`. Masked elements keep their sign.
+#if HEED_QUAD_PRODUCTS
+  // The quads of P and dS of two keys take the place of the first one's, the later two queries first; those of dS by
+  // pairs of keys are consecutive, the lower lanes of a vector first. Missing keys are masked.
+  static HWY_INLINE void RoundWeights(size_t num_keys, size_t c0, size_t c1, size_t lanes, float* p, float* d_logits,
+                                      float* columns) {
+    constexpr size_t N = hn::MaxLanes(D());
+    const D d;
+    const hn::RebindToUnsigned<D> words;
+    for (size_t j = 0; j < num_keys; j += 4, columns += 2 * lanes) {
+      for (size_t c = c0; c < c1; ++c) {
+        V weights[4], ds[4];
+        for (size_t i = 0; i < 4; ++i) {
+          const size_t at = (j + i) * lanes + c * N;
+          const bool present = j + i < num_keys;
+          weights[i] = present ? hn::Load(d, p + at) : hn::Set(d, -0.0f);
+          ds[i] = present ? hn::Load(d, d_logits + at) : hn::Set(d, -0.0f);
+        }
+        const auto quads = hs::QuadsOfLanes(d, hs::ToPairs(d, ds[0], ds[1]), hs::ToPairs(d, ds[2], ds[3]));
+        hn::Store(hn::BitCast(d, quads.lower), d, columns + 2 * c * N);
+        hn::Store(hn::BitCast(d, quads.upper), d, columns + 2 * c * N + N);
+        for (size_t i = 0; i < 4 && j + i < num_keys; i += 2) {
+          const size_t at = (j + i) * lanes + c * N;
+          hn::Store(hn::BitCast(d, hn::Reverse2(words, hs::ToQuad(d, weights[i], weights[i + 1]))), d, p + at);
+          hn::Store(hn::BitCast(d, hn::Reverse2(words, hs::ToQuad(d, ds[i], ds[i + 1]))), d, d_logits + at);
+        }
+      }
+    }
+  }
+#else
   static HWY_INLINE void RoundWeights(size_t num_keys, size_t c0, size_t c1, size_t lanes, float* p, float* d_logits,
                                       float* columns) {
     constexpr size_t N = hn::MaxLanes(D());
@@ -142,6 +190,7 @@ struct PairGradients : PairOperands {
       }
     }
   }
+#endif
   static const uint32_t* Columns(const uint32_t*, const uint32_t* columns) { return columns; }
 
   template <int R, int C, bool kSkipMasked>

@@ -58,6 +58,8 @@ class VectorGradients {
   using Operands = typename O::Operands;
   static constexpr int kVectors = hs::kShapes.block_vectors;  // vectors of lanes per block
   static constexpr size_t kStep = O::kStep;                   // rows per word
+  static constexpr ptrdiff_t kWords = O::kWords;              // words of a row per step of a sum
+  static constexpr size_t kStepRows = kStep * kWords;
   static constexpr int64_t kGroupKeys = 256;
   static constexpr bool kFuseHeads = O::kFuseHeads;
 
@@ -146,31 +148,35 @@ class VectorGradients {
     const auto keys = static_cast<size_t>(run.end - run.begin);
     const auto tile_key = static_cast<size_t>(run.begin - origin);
     const int64_t key = run.begin - keys_.begin;
-    const size_t words = (end - first + kStep - 1) / kStep;
-    const size_t last = first / kStep + words - 1;  // the word of the last rows
+    const size_t steps = (end - first + kStepRows - 1) / kStepRows;
+    const auto last = static_cast<int64_t>(first / kStepRows + steps - 1);  // the step of the last rows
     p += tile_key * W;
     ds += tile_key * W;
     T* columns = b_.columns + tile_key / kStep * W;
-    if (end % kStep != 0) {  // the second row of this word does not exist: never NaN
-      for (size_t j = 0; j < keys; ++j) p[j * W + end] = ds[j * W + end] = T{-0.0};
+    for (size_t lane = end; lane < first + steps * kStepRows; ++lane) {  // rows that do not exist: never NaN
+      for (size_t j = 0; j < keys; ++j) p[j * W + lane] = ds[j * W + lane] = T{-0.0};
     }
     O::RoundWeights(keys, run.c0, run.c1, W, p, ds, columns);
     const auto* p_words = reinterpret_cast<const Word*>(p);
     const auto* ds_words = reinterpret_cast<const Word*>(ds);
     constexpr auto lanes = static_cast<ptrdiff_t>(W);
+    const auto accumulate = [&](const Word* a, ptrdiff_t a_row, ptrdiff_t a_step, const Word* b, ptrdiff_t b_step,
+                                size_t count, T* out, size_t num_rows, int64_t depth) HWY_ATTR {
+      AccumulateRows<O, kSkipMasked>(a, a_row, a_step, b, b_step, count, out, Row(depth), num_rows, depth, prefetch);
+    };
+    constexpr ptrdiff_t kAlong = kWords * kWords;  // from step to step along the rows of P and dS
     if (wants_.dv) {
-      AccumulateRows<O, kSkipMasked>(p_words + last, lanes, -1, b_.d_o_rows + static_cast<int64_t>(last) * value_row_,
-                                     -value_row_, words, b_.dv + key * value_row_, value_row_, keys, p_.value_depth,
-                                     prefetch);
+      accumulate(p_words + last * kAlong, lanes, -kAlong, b_.d_o_rows + last * kWords * value_row_,
+                 -kWords * value_row_, steps, b_.dv + key * value_row_, keys, p_.value_depth);
     }
     if (wants_.dk) {
-      AccumulateRows<O, kSkipMasked>(ds_words + last, lanes, -1, b_.q_rows + static_cast<int64_t>(last) * row_, -row_,
-                                     words, b_.dk + key * row_, row_, keys, p_.depth, prefetch);
+      accumulate(ds_words + last * kAlong, lanes, -kAlong, b_.q_rows + last * kWords * row_, -kWords * row_, steps,
+                 b_.dk + key * row_, keys, p_.depth);
     }
     if (wants_.dq) {
-      AccumulateRows<O, kSkipMasked>(O::Columns(ds_words, reinterpret_cast<const Word*>(columns)) + first, 1, lanes,
-                                     b_.key_rows + key / int64_t{kStep} * row_, row_, (keys + kStep - 1) / kStep,
-                                     b_.dq + static_cast<int64_t>(first) * row_, row_, end - first, p_.depth, prefetch);
+      accumulate(O::Columns(ds_words, reinterpret_cast<const Word*>(columns)) + first * kWords, kWords, kWords * lanes,
+                 b_.key_rows + key / int64_t{kStep} * row_, kWords * row_, (keys + kStepRows - 1) / kStepRows,
+                 b_.dq + static_cast<int64_t>(first) * row_, end - first, p_.depth);
     }
   }
 
