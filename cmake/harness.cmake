@@ -35,4 +35,10 @@ if(sources OR cases)
   target_precompile_headers(heed_harness PRIVATE ${HEED_STANDARD_HEADERS})
   set_source_files_properties(${PROJECT_SOURCE_DIR}/heed/harness/probe.cc ${PROJECT_SOURCE_DIR}/heed/harness/probe_pairs.cc
     PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+
+  # run_pass: a program for counters of instructions, which need no Google Benchmark.
+  if(HEED_BUILD_TESTS OR HEED_BUILD_BENCHMARKS)
+    add_executable(run_pass EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/benchmarks/instructions/run_pass.cc)
+    target_link_libraries(run_pass PRIVATE heed_harness)
+  endif()
 endif()
