@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # The inner loops of kernels for a CPU that is not there: their instructions, and cycles by llvm-mca.
-"""For each product of a cross build, the loops of its object file with the largest share of multiplications, of those
-with eight or more: instructions, products and loads of one round, and cycles on each CPU by LLVM's model of it, as the
-share of them that the products alone would take. Nothing runs: caches, branches and what is between the loops are not
-counted.
+"""For each product of a cross build, the best loops of its object file, of those with ten multiplications or more:
+instructions, products and loads of one round, and cycles on each CPU by LLVM's model of it, as the share of them that
+the products alone would take. The best have the largest shares on the first CPU; whole tiles have them. Nothing runs:
+caches, branches and what is between the loops are not counted.
 
 Usage: inner_loops.py [BUILD FOLDER, default build/aarch64-linux] [--cpu neoverse-v2,neoverse-n1] [--loops 1]
 """
@@ -84,15 +84,17 @@ def main():
             print(f"{name:28}  not compiled")
             continue
         loops = [loop for text, instructions in functions(path, options.objdump) if re.search(function, text)
-                 for loop in innermost_loops(instructions, multiplies) if loop.products >= 8]
+                 for loop in innermost_loops(instructions, multiplies) if loop.products >= 10]
         # A template has many instances: of those with equal numbers of products and instructions one is shown.
         once = {(loop.products, len(loop.body)): loop for loop in loops}
-        for key in sorted(once, key=lambda key: key[1] / key[0])[:options.loops]:
-            loop = once[key]
+        rows = []
+        for loop in once.values():
             lanes = "8h" if multiplies == "bfmmla" else "4s"
             products = [f"{multiplies} v0.4s, v1.{lanes}, v2.{lanes}"] * loop.products
-            shares = "".join(f"{cycles(products, cpu, mca)[1] / cycles(loop.body, cpu, mca)[0]:14.2f}" for cpu in cpus)
-            print(f"{name:28}{len(loop.body) + 1:13}{loop.products:9}{loop.loads:6}{shares}", flush=True)
+            rows.append(([cycles(products, cpu, mca)[1] / cycles(loop.body, cpu, mca)[0] for cpu in cpus], loop))
+        for shares, loop in sorted(rows, key=lambda row: row[0], reverse=True)[:options.loops]:
+            print(f"{name:28}{len(loop.body) + 1:13}{loop.products:9}{loop.loads:6}" +
+                  "".join(f"{share:14.2f}" for share in shares), flush=True)
 
 
 if __name__ == "__main__":
