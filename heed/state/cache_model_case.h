@@ -81,7 +81,7 @@ struct CacheModel {
     const float scale = largest == 0 ? 1 : static_cast<float>(largest) / 127.0f;
     for (int64_t i = 0; i < n; ++i) {
       const float x_i = static_cast<float>(get(i));
-      row.push_back(static_cast<char>(std::nearbyint(x_i / scale)));
+      row.push_back(static_cast<char>(static_cast<int8_t>(std::nearbyint(x_i / scale))));  // char may be unsigned
     }
     row.append(reinterpret_cast<const char*>(&scale), sizeof(scale));
     return row;
