@@ -164,7 +164,7 @@ class VectorGradients {
                                 size_t count, T* out, size_t num_rows, int64_t depth) HWY_ATTR {
       AccumulateRows<O, kSkipMasked>(a, a_row, a_step, b, b_step, count, out, Row(depth), num_rows, depth, prefetch);
     };
-    constexpr ptrdiff_t kAlong = kWords * kWords;  // from step to step along the rows of P and dS
+    constexpr ptrdiff_t kAlong = kWords * kWords;  // from step to step of P and dS: a quad has words of two keys
     if (wants_.dv) {
       accumulate(p_words + last * kAlong, lanes, -kAlong, b_.d_o_rows + last * kWords * value_row_,
                  -kWords * value_row_, steps, b_.dv + key * value_row_, keys, p_.value_depth);
